@@ -5,6 +5,10 @@ The floor is fork, exit and wait of the template's own kind of interpreter, with
 sustained rates keep as many executions in flight as there are cores, one variant after another, twice round.
 
     python benchmarks/sandbox_judge.py [--samples 100] [--executions 200] [--busy 0] [--brief] [--json FILE]
+    python benchmarks/sandbox_judge.py --against OTHER/src [--rounds 8]
+
+The second compares the processor time of this version's template and cells with another's, in turns: OTHER is a
+checkout (`git worktree add OTHER COMMIT`).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import os
 import platform
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +29,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mettle.sandbox import SandboxConfig, SandboxPool, StdioTest
+from mettle.sandbox import SandboxConfig, SandboxPool, StdioTest, templates
 from mettle.sandbox.zygote import watch
 
 PROGRAM = "n = int(input())\nprint(sum(range(n)))\n"
@@ -223,6 +228,46 @@ async def measure_rates(pool: SandboxPool, num_executions: int) -> dict[str, dic
     return rates
 
 
+async def compare(theirs: Path, source: str, num_rounds: int) -> list[str]:
+    """Processor time of the template and its cells for a judgement of one test and for each of 20, a line each.
+
+    Of the version whose `templates.py` this is (with its source), and of this one, which take turns: medians.
+    """
+    shapes = {"judge": (40, 1), "judge, tests of 20 at a time": (8, 20)}
+    here, environment = templates.__file__, dict(templates._ENVIRONMENT)
+    async with SandboxPool(SandboxConfig()) as new:
+        templates.__file__ = str(theirs)  # where a template's own modules are looked for
+        if "LD_BIND_NOW" not in source:
+            del templates._ENVIRONMENT["LD_BIND_NOW"]
+        try:
+            async with SandboxPool(SandboxConfig()) as old:
+                pools = (old, new)
+                spent: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in shapes}
+                for turn in range(num_rounds):
+                    for which in (0, 1) if turn % 2 else (1, 0):
+                        for name, (count, num_tests) in shapes.items():
+                            spent[name][which].append(await spent_ms(pools[which], count, num_tests))
+        finally:
+            templates.__file__ = here
+            templates._ENVIRONMENT.update(environment)
+    lines = []
+    for name, (before, after) in spent.items():
+        ratio = statistics.median(b / a for a, b in zip(before, after, strict=True))
+        medians = f"{statistics.median(before):6.2f} {statistics.median(after):6.2f}"
+        lines.append(f"{name:32}{medians} CPU-ms each, before and after: {ratio:.2f}")
+    return lines
+
+
+async def spent_ms(pool: SandboxPool, count: int, num_tests: int) -> float:
+    """Processor milliseconds a test of the template and its cells, over `count` judgements one after another."""
+    assert pool.template_pid is not None
+    before_s = tree_cpu_s(pool.template_pid)
+    for _ in range(count):
+        await judge_once(pool, num_tests=num_tests)
+    await asyncio.sleep(0.5)  # the cells that were used have been collected, and others wait
+    return (tree_cpu_s(pool.template_pid) - before_s) * 1000 / count / num_tests
+
+
 def idle_cell_bytes(pool: SandboxPool) -> float:
     """What one more waiting cell costs: the memory that process 1 and its child share with no other process."""
     assert pool.template_pid is not None
@@ -311,11 +356,19 @@ if __name__ == "__main__":
     parser.add_argument("--busy", type=int, default=0, help="busy loops beside it, for a loaded host")
     parser.add_argument("--brief", action="store_true", help="only a cold start, bwrap and the judge of Python")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--against", type=Path, help="the src folder of another version")
+    parser.add_argument("--rounds", type=int, default=8)
     arguments = parser.parse_args()
     if os.getsid(0) != os.getpid() and shutil.which("setsid"):
         # The kernel's autogroups give each session a share of its own, and a shell's may weigh more than others: the
         # judge's processes have sessions, so that without one of its own this program would favour what it starts.
         os.execvp("setsid", ["setsid", "--wait", sys.executable, *sys.argv])
+    if arguments.against:
+        theirs = arguments.against.resolve() / "mettle" / "sandbox" / "templates.py"
+        sys.stdout.write(
+            "\n".join(asyncio.run(compare(theirs, theirs.read_text(encoding="utf-8"), arguments.rounds))) + "\n"
+        )
+        sys.exit()
     with busy_host(arguments.busy):
         measured = asyncio.run(main(arguments.samples, arguments.executions, is_brief=arguments.brief))
     show(measured)

@@ -27,7 +27,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
 ALONG_AN_AXIS = frozenset(
-    {"argmax", "cumsum", "gather", "log_softmax", "mean", "softmax", "sort", "squeeze", "sum", "unsqueeze"}
+    {"argmax", "cat", "cumsum", "gather", "log_softmax", "mean", "softmax", "sort", "squeeze", "sum", "unsqueeze"}
 )
 
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from mettle.errors import ProviderError, UserError
-from mettle.orchestrator.admission import Admission, AdmissionGate, FailureStreak, judge_group, main_error
+from mettle.orchestrator.admission import (
+    ENVIRONMENT_KINDS,
+    Admission,
+    AdmissionGate,
+    FailureStreak,
+    judge_group,
+    main_error,
+)
 from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms, make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.config import CurriculumConfig, RetryConfig
@@ -48,6 +55,8 @@ def test_groups_too_hard_too_easy_or_too_even_are_replaced_where_the_curriculum_
         DropReason.DIFFICULTY, DropReason.DIFFICULTY, None,
     ]  # fmt: skip
     assert [drop(*values) for values in (solved, failed)] == [None, None]
+    assert drop(0.3, 0.2, admit_above=0.25) is DropReason.DIFFICULTY, "just at the bound is beyond it"
+    assert drop(0.3, 0.2, admit_below=0.25) is DropReason.DIFFICULTY
     assert drop(0.3, 0.2, min_advantage=0.3) is DropReason.SMALL_ADVANTAGE
     assert drop(0.3, 0.2, min_advantage=0.29) is None
     # What is imitated is a signal without any advantage.
@@ -222,6 +231,8 @@ def test_a_streak_counts_groups_that_the_environment_failed_wholly():
     assert streak.observe(group()) == 0
     assert streak.observe(group(rollout(None, "environment"))) == 1
     assert streak.first_error == "environment: environment broke", "the first of this streak"
+    every = [rollout(None, kind) for kind in sorted(ENVIRONMENT_KINDS)]
+    assert streak.observe(group(*every)) == 2, "one environment may fail in all of its ways at once"
 
 
 def test_the_main_error_is_the_most_frequent_kind():
@@ -286,7 +297,7 @@ def test_starvation_warns_after_one_batch_and_ends_after_its_limit():
     assert starvation.observe(failed, DropReason.ERRORS) is None
     assert "100% failed" in starvation.observe(failed, DropReason.ERRORS)
     for _ in range(3):
-        starvation.observe(failed, DropReason.ERRORS)
+        assert starvation.observe(failed, DropReason.ERRORS) is None, "it is said once"
     with pytest.raises(UserError, match=r"6 groups \(3 batches' worth\).*look at the errors"):
         starvation.observe(failed, DropReason.ERRORS)
 
@@ -299,3 +310,72 @@ def test_starvation_names_truncation_and_starts_again_after_a_good_group():
     starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
     with pytest.raises(UserError, match=r"raise sampling\.max_tokens"):
         starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
+
+
+def told(*drops, solved_reward=0.9, reward=0.25, **fields):
+    """What is told once so many groups, of one rollout each, were dropped for these reasons."""
+    starvation = Starvation(len(drops), 100, solved_reward=solved_reward)
+    return [starvation.observe(group(rollout(reward, **fields)), drop) for drop in drops][-1]
+
+
+def test_starvation_tells_the_share_of_each_reason():
+    zero, errors, silent = DropReason.ZERO_ADVANTAGE, DropReason.ERRORS, DropReason.NO_TOKENS
+    text = told(
+        zero, zero, zero, zero, errors, errors, silent, silent, DropReason.DIFFICULTY, DropReason.SMALL_ADVANTAGE
+    )
+    assert "the last 10 groups (1 batches' worth)" in text
+    assert "40% had equal rewards (mean 0.25), 20% were filtered by the curriculum, 20% failed" in text
+    assert "20% sampled no token; 0% of the rollouts were cut at max_tokens" in text
+    assert "(mean none)" in told(errors, reward=None, error_kind="judge")
+    assert "100% of the rollouts were cut" in told(zero, is_truncated=True)
+
+
+@pytest.mark.parametrize(
+    ("drops", "advice"),
+    [
+        (["errors", "errors", "zero", "zero"], "take tasks that the model solves sometimes"),
+        (["errors", "errors", "errors", "zero", "zero"], "look at the errors"),
+        (["difficulty", "small", "zero", "zero"], "take tasks that the model solves sometimes"),
+        (["difficulty", "difficulty", "small", "zero"], "open the curriculum's"),
+    ],
+)
+def test_advice_is_what_more_than_half_of_the_groups_call_for(drops, advice):
+    reasons = {
+        "errors": DropReason.ERRORS, "zero": DropReason.ZERO_ADVANTAGE, "difficulty": DropReason.DIFFICULTY,
+        "small": DropReason.SMALL_ADVANTAGE,
+    }  # fmt: skip
+    assert advice in told(*(reasons[name] for name in drops))
+
+
+def test_half_of_the_rollouts_cut_is_not_yet_what_to_change():
+    for reasons, advice in (((True, False), "take tasks"), ((True, True, False), "raise sampling.max_tokens")):
+        starvation = Starvation(1, 9, solved_reward=0.9)
+        cut = group(*(rollout(0.0, is_truncated=is_cut) for is_cut in reasons))
+        assert advice in starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
+
+
+def test_tasks_count_as_solved_from_the_mean_reward_that_the_config_says():
+    zero = DropReason.ZERO_ADVANTAGE
+    assert told(zero, zero, reward=0.5, solved_reward=0.5) is None
+    assert told(zero, zero, reward=0.5, solved_reward=0.75) is not None
+    assert told(zero, reward=1.0) is None
+
+
+def test_a_sweep_leaves_what_is_fresh_enough():
+    batcher = Batcher(1, max_staleness=2, max_backfill=1.0)
+    batcher.add(ready(1, 3))
+    batcher.add(ready(2, 4))
+    assert [g.draw_id for g in batcher.sweep(7)] == [1]
+    assert [g.draw_id for g in batcher.take()] == [2]
+
+
+def test_one_group_without_signal_is_always_replaced_and_a_batch_forgets_them():
+    batcher = Batcher(4, max_staleness=5, max_backfill=0.1)
+    batcher.reject()
+    assert (batcher.num_wanted, batcher.num_rejected) == (4, 1)
+    batcher.reject()
+    assert (batcher.num_wanted, batcher.num_rejected) == (2, 2)
+    batcher.add(ready(1, 3))
+    batcher.add(ready(2, 3))
+    batcher.take()
+    assert (batcher.num_wanted, batcher.num_rejected) == (4, 0)

@@ -1,13 +1,23 @@
 """Turns to samples: extended where they continue, branched where rewritten, each sampled token trained once."""
 
+import asyncio
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.orchestrator.samples import group_samples, rollout_samples, sampled_logprobs
+from mettle.orchestrator.samples import (
+    contexts_of,
+    group_samples,
+    rollout_samples,
+    sampled_alternatives,
+    sampled_logprobs,
+)
 from mettle.orchestrator.services import InMemoryServices
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
+from mettle.records.tokens import SampledBy
 
 
 def turn(prefix_length, prompt, completion, version=3, temperature=1.0):
@@ -60,6 +70,53 @@ def test_a_long_sample_is_cut_and_one_without_sampled_tokens_is_left_out():
     (sample,) = samples(turn(0, [1, 2, 3], [4, 5]), seq_len=4)
     assert sample.token_ids.tolist() == [1, 2, 3, 4]
     assert samples(turn(0, [1, 2, 3], [4, 5]), seq_len=3) == []
+
+
+class Echo:
+    """A model whose log-probability of a token is the token itself; `asked` are the sequences that it read."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def logprobs(self, token_ids):
+        self.asked.append(token_ids.tolist())
+        return token_ids.astype(float)
+
+    async def likeliest(self, token_ids, number):
+        return token_ids[:, None] + np.arange(number), (await self.logprobs(token_ids))[:, None] - np.arange(number)
+
+
+@pytest.mark.parametrize("before", [None, [], [50, 60, 70]])
+def test_another_model_reads_each_turn_behind_what_is_put_ahead_and_answers_for_the_sampled_tokens(before):
+    turns = (turn(0, [1, 2], [3, 4]), turn(3, [9], [7, 8, 6]), turn(7, [11], [12]))
+    ahead, model = None if before is None else np.array(before, np.int32), Echo()
+    found = asyncio.run(sampled_logprobs(turns, model, ahead))
+    assert [part.tolist() for part in found] == [[3, 4], [7, 8, 6], [12]]
+    assert model.asked == [[*(before or []), *ids] for ids in ([1, 2, 3, 4], [1, 2, 3, 9, 7, 8, 6, 11, 12])]
+    told = asyncio.run(sampled_alternatives(turns, model, 2, ahead))
+    assert [ids.tolist() for ids, _ in told] == [[[3, 4], [4, 5]], [[7, 8], [8, 9], [6, 7]], [[12, 13]]]
+    assert [logprobs[:, 1].tolist() for _, logprobs in told] == [[2, 3], [6, 7, 5], [11]]
+
+
+def test_contexts_are_all_that_the_policy_saw_before_each_completion():
+    found = contexts_of((turn(0, [], [3, 4]), turn(1, [9], [7]), turn(3, [5], [6])))
+    assert [context.tolist() for context in found] == [[], [3, 9], [3, 9, 7, 5]]
+
+
+def test_experts_are_unknown_where_a_turn_has_none_and_a_token_was_not_sampled():
+    first, second = turn(0, [1, 2], [3, 4]), turn(4, [5], [6])
+    (plain,) = samples(first, second)
+    assert plain.experts.shape == (6, 0)
+    (sample,) = samples(first, replace(second, experts=np.array([[7, 1, 3]], np.int16)))
+    assert sample.experts.tolist() == [[-1, -1, -1]] * 5 + [[7, 1, 3]]
+
+
+def test_who_sampled_which_tokens_is_told_where_it_is_known():
+    turns = (turn(0, [1, 2], [3, 4]), replace(turn(4, [5], [6, 7]), replica="replica-1"))
+    (sample,) = samples(*turns)
+    assert sample.replicas == (SampledBy(5, 7, "replica-1"),)
+    (cut,) = samples(*turns, seq_len=6)
+    assert cut.replicas == (SampledBy(5, 6, "replica-1"),)
 
 
 def test_turns_that_cannot_follow_are_an_error():

@@ -160,6 +160,70 @@ def test_with_a_blocked_engine_an_orchestrator_whose_rollouts_are_over_is_not_bl
     assert [fault.process for fault in diagnose(beats, NOW)] == ["inference"]
 
 
+TOLD_AND_DUE = {
+    "silent": ("trainer", lambda s: {"at": NOW - s}, 10, 120),
+    "blocked": ("orchestrator", lambda s: {"late_s": s}, 10, 300),
+    "a worker that is blocked, which its pool ends": (WORKER, lambda s: {"late_s": s}, 10, None),
+    "paused": ("inference", lambda s: {"paused_s": s}, 10, 60),
+    "stuck, of short steps": (
+        "trainer", lambda s: {"waits": (), "has_work": True, "idle_s": s, "longest_idle_s": 0.5}, 20, 300,
+    ),
+    "stuck, of long steps": (
+        "trainer", lambda s: {"waits": (), "has_work": True, "idle_s": s, "longest_idle_s": 80.0}, 400, 1600,
+    ),
+    "stuck in what may be its first step": (
+        "trainer", lambda s: {"waits": (), "has_work": True, "idle_s": s, "longest_idle_s": 0.0}, 20, None,
+    ),
+    "a worker that is stuck": (
+        WORKER, lambda s: {"has_work": True, "idle_s": s, "longest_idle_s": 2.0}, 20, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD_AND_DUE)
+def test_each_fault_is_told_and_due_at_its_time_and_not_before(name):
+    process, fields, told_s, due_s = TOLD_AND_DUE[name]
+
+    def fault_at(seconds):
+        beats = healthy(inference=IDLE_ENGINE | {"still_s": 1e6}) if process == WORKER else healthy()
+        beats[process] = replace(beats.get(process, beat(process)), **fields(seconds))
+        return next((fault for fault in diagnose(beats, NOW) if fault.process == process), None)
+
+    assert fault_at(told_s - 0.25) is None
+    assert fault_at(told_s) is not None
+    assert fault_at(told_s).restart_at_s == due_s
+    assert [fault_at(seconds).is_due for seconds in ((due_s or 1e5) - 0.25, due_s or 1e5)] == [False, due_s is not None]
+
+
+def test_a_wait_is_told_after_a_quarter_of_its_budget_and_its_end_is_due_after_half():
+    def fault_at(waited_s):
+        beats = healthy(orchestrator={"waits": wait("orchestrator", "inference", waited_s, budget_s=600)})
+        return next(iter(diagnose({name: b for name, b in beats.items() if name != "inference"}, NOW)), None)
+
+    assert fault_at(149.75) is None
+    fault = fault_at(150)
+    assert (fault.process, fault.pid, fault.age_s, fault.restart_at_s) == ("inference", 0, 150, 300)
+    assert [fault_at(seconds).is_due for seconds in (299.75, 300)] == [False, True]
+
+
+def test_of_several_that_wait_for_one_the_longest_is_told():
+    waits = [wait(f"orchestrator/{i}", "inference", seconds, budget_s=600) for i, seconds in enumerate((200, 260, 230))]
+    beats = healthy(orchestrator={"waits": tuple(one for (one,) in waits)})
+    (fault,) = diagnose({name: b for name, b in beats.items() if name != "inference"}, NOW)
+    assert (fault.age_s, fault.text.startswith("orchestrator/1 has waited 260 s")) == (260, True)
+
+
+def test_who_has_stood_still_longest_is_told_first():
+    found = diagnose(healthy(trainer={"at": NOW - 15}, hub={"at": NOW - 40}, inference={"at": NOW - 20}), NOW)
+    assert [fault.process for fault in found] == ["hub", "inference", "trainer"]
+
+
+def test_a_worker_without_work_holds_nobody_up():
+    idle = {"has_work": False, "idle_s": 0.0}
+    found = diagnose(healthy(**{WORKER: idle}, inference=IDLE_ENGINE, orchestrator={**ROLLING}), NOW)
+    assert [fault.process for fault in found] == ["orchestrator"]
+
+
 def test_a_silence_counts_only_as_long_as_somebody_looked():
     beats = healthy(trainer={"at": NOW - 3600}, inference={"at": NOW - 3600})
     assert diagnose(beats, NOW, looked_s=lambda since: min(2.0, NOW - since)) == []

@@ -65,7 +65,7 @@ def test_training_says_how_long_it_still_takes(ledger, clock, monkeypatch, capsy
     monkeypatch.setattr(
         module,
         "read_snapshot",
-        lambda ledger, max_steps, rewards=None: module.ProgressSnapshot(
+        lambda ledger, max_steps, curve=None: module.ProgressSnapshot(
             "training", next(made), max_steps, [0.5], [], {"reward/mean": 0.5}
         ),
     )
@@ -75,6 +75,20 @@ def test_training_says_how_long_it_still_takes(ledger, clock, monkeypatch, capsy
             shown.update()
     last = capsys.readouterr().err.splitlines()[-1]
     assert ": step 31/400, reward 0.500, about 6 min left" in last
+
+
+def test_the_curve_of_a_long_run_has_few_points_that_say_the_same(ledger, monkeypatch):
+    monkeypatch.setattr(module, "CURVE_POINTS", 4)
+    curve, seen = module.RewardCurve(), []
+    for step in range(1, 51):
+        ledger.journal.record_metrics(step, {"reward/mean": float(step)})
+        points = module.read_snapshot(ledger, 50, curve=curve).rewards
+        assert points == module.read_snapshot(ledger, 50).rewards, "read at once or as it grows"
+        seen.append(len(points))
+        assert points == sorted(points)
+    assert (seen[:9], max(seen)) == ([1, 2, 3, 4, 5, 6, 7, 4, 5], 8)
+    assert points == [4.5, 12.5, 20.5, 28.5, 36.5, 44.5, 49.5]
+    assert curve.read(ledger.journal) == points, "nothing is read twice"
 
 
 def notes_of(capsys):

@@ -97,6 +97,18 @@ def test_the_wait_graph_names_the_whole_way_and_the_time():
     ]
 
 
+def test_the_graph_has_waits_of_a_second_and_more_and_a_report_the_three_longest():
+    beats = at(40.0, trainer_at=28.0)
+    for i, since in enumerate((39.5, 39.0, 35.0, 30.0)):
+        beats[f"other-{i}"] = Beat(f"other-{i}", 10 + i, 40.0, waits=(Wait(f"w{i}", "x", "hub", "it", since, 600.0),))
+    assert [line.split()[0] for line in wait_graph(beats, 40.0)] == ["orchestrator", "w3", "w2", "w1"]
+    watchdog = Watchdog()
+    for now in range(28, 40):
+        watchdog.check(at(float(now)), float(now))
+    (report,) = watchdog.check(beats, 40.0, state_of=lambda pid: "T")
+    assert report.text.count(" waits ") == 3
+
+
 @given(st.lists(st.integers(0, 300), min_size=2, max_size=40, unique=True))
 def test_whenever_it_looks_each_process_is_told_and_ended_at_most_once(times):
     watchdog = Watchdog()
@@ -196,7 +208,9 @@ def test_who_rolls_out_is_not_named_for_the_time_in_which_the_engine_stood_when_
     assert {report.fault.process for report in told} == {"inference"}
 
 
-@pytest.mark.parametrize(("age_s", "named"), [(10.0, []), (1000.0, [("stall", "awaited")])])
+@pytest.mark.parametrize(
+    ("age_s", "named"), [(10.0, []), (449.0, []), (450.0, [("stall", "awaited")]), (1000.0, [("stall", "awaited")])]
+)
 def test_a_process_that_was_started_again_is_not_even_named_for_the_wait_that_its_predecessor_caused(age_s, named):
     """The orchestrator has waited 460 s of 1800 s, a share that is told, for a trainer that is 10 s old, or 1000 s."""
     watchdog, reports = Watchdog(), []

@@ -15,6 +15,7 @@ from mettle.storage.checkpoints import (
     damage_of,
     newest_checkpoint,
     remove_checkpoints,
+    set_aside_after,
     write_checkpoint,
 )
 
@@ -52,6 +53,17 @@ def test_the_newest_is_the_one_of_the_highest_step_and_not_of_the_longest_name(t
     assert newest_checkpoint(tmp_path, at_step=9).path == tmp_path / "step-9"
     assert newest_checkpoint(tmp_path, at_step=2).orchestrator == {"tasks": [2]}
     assert newest_checkpoint(tmp_path, at_step=3) is None
+
+
+def test_those_after_a_step_are_set_aside_and_that_of_the_step_stays(tmp_path):
+    for step in (8, 9, 10, 11):
+        write(tmp_path, step)
+    (tmp_path / "step-final").mkdir()
+    assert set_aside_after(tmp_path, 9) == [10, 11]
+    assert newest_checkpoint(tmp_path).step == 9
+    left = sorted(folder.name.rpartition("-")[0] or folder.name for folder in tmp_path.iterdir())
+    assert left == ["step", "step", "step", "unknown-step-10", "unknown-step-11"]
+    assert set_aside_after(tmp_path, 9) == []
 
 
 def test_a_folder_without_a_number_is_older_than_any(tmp_path):

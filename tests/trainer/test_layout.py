@@ -194,6 +194,29 @@ def _without_last(sample):
     return {name: np.where(np.arange(len(sample[name])) < len(sample[name]) - 1, sample[name], 0) for name in names}
 
 
+def test_each_component_counts_the_tokens_that_have_a_weight_in_it_and_something_before_them():
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 256, 5)
+    samples = [make_sample(rng, prompt, length, component=kind) for kind, length in (("rl", 6), ("ce", 3))]
+    samples.append(make_sample(rng, prompt, 4, component="ce"))
+    samples[1]["ce_weights"] *= 2  # 1, as most have it
+    samples[-1]["ce_weights"][[0, -1]] = 0.5, 0.0  # nothing predicts the first, and the last has no weight
+    counts = Sequences.of(make_batch(samples)).counts
+    assert (counts.rl, counts.ce, counts.ref_kl, counts.distill, counts.non_finite) == (6, 3 + 3, 0, 0, 0)
+
+
+def test_what_all_prompts_begin_with_is_told_from_what_only_some_do():
+    def shared(*prompts):
+        rng = np.random.default_rng(0)
+        samples = [make_sample(rng, np.array(prompt), 3) for prompt in prompts]
+        return Sequences.of(make_batch(samples)).behind_common_prefix().prompts.tolist()
+
+    assert shared([1, 2, 3, 4], [1, 2, 9, 4], [1, 2, 3]) == [2, 2, 2]
+    assert shared([1, 2, 3], [1, 2, 3]) == [3, 3]
+    assert shared([1, 2, 3], [7, 2, 3]) == [0, 0]
+    assert shared([5, 6]) == [2], "one by itself has all of its prompt"
+
+
 def test_a_pull_towards_a_reference_wants_a_token_that_was_sampled_and_a_reference_that_is_known():
     rng = np.random.default_rng(0)
     sample = make_sample(rng, rng.integers(0, 256, 5), 6, component="ref_kl")

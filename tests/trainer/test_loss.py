@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mettle.trainer.layout import ComponentCounts
-from mettle.trainer.loss import SUM_NAMES, TargetTensors, token_logprobs, total_loss
+from mettle.trainer.loss import SUM_NAMES, BatchLoss, TargetTensors, token_logprobs, total_loss
 from mettle.trainer.losses import LOSSES, make_loss
 from mettle.trainer.losses.default import DefaultLoss
 
@@ -410,6 +410,29 @@ def test_each_component_is_divided_by_its_own_count_and_by_no_less_than_one():
         rl, ce, ref_kl = (max(1, count) for count in counts)
         expected = parts["rl"] / rl + parts["ce"] / ce + parts["ref_kl"] / ref_kl
         assert loss(*counts).loss.item() == pytest.approx(expected)
+
+
+def test_a_teachers_divergence_is_weighted_and_divided_by_the_number_of_its_tokens():
+    logprobs, targets = random_targets(np.random.default_rng(3), 6)
+    targets["distill_weights"] = np.array([0.0, 1.0, 0.5, 2.0, 0.0, 1.5])
+    own, divergences = torch.from_numpy(logprobs), torch.tensor([9.0, 0.5, 3.0, 0.25, 9.0, 1.0], dtype=torch.float64)
+
+    def loss(number, divergence_K):
+        counts = ComponentCounts(1, 1, 1, distill=number)
+        return total_loss(own, torch.zeros_like(own), tensors(targets), counts, DefaultLoss(), divergence_K)
+
+    without = loss(4, None)
+    assert sums(without)["distill"] == 0.0
+    for number in (0, 1, 4):
+        found = loss(number, divergences)
+        assert sums(found)["distill"] == pytest.approx(4.0)
+        assert found.loss.item() - without.loss.item() == pytest.approx(4.0 / max(1, number))
+
+
+@pytest.mark.parametrize("number", [0, 1, 7])
+def test_a_batch_says_what_its_loss_needs(number):
+    batch_loss = BatchLoss(DefaultLoss(entropy_tau=number / 100), ComponentCounts(5, 0, 0, distill=number))
+    assert (batch_loss.has_entropy, batch_loss.has_teacher) == (number > 0, number > 0)
 
 
 def test_a_pass_without_tokens_adds_nothing():

@@ -18,8 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mettle.evals.estimator import mean_of
 from mettle.runs.pace import StepPace, time_left
 from mettle.storage.evals import EvalRow, read_evals
+from mettle.storage.journal import Journal
 from mettle.storage.ledger import Ledger
 from mettle.wording import count, format_interval, format_reward, sparkline
 
@@ -28,6 +30,7 @@ TRAINING = "training"
 WARMING_UP = "warming up the policy on demonstrations"
 TROUBLES = ("worker_died", "stall", "engine_lost", "mismatch")
 SHOWN_NOTES = 3
+CURVE_POINTS = 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,37 @@ class WarmUpProgress:
         return f"step {self.step} of at most {self.max_steps}, {reward}, ends at {self.goal:g}"
 
 
+class RewardCurve:
+    """The reward over a run, step by step at first and then in means of as many steps each: no more than twice
+    `CURVE_POINTS`, so that a look takes as long after 50,000 steps as after 500."""
+
+    def __init__(self) -> None:
+        self._newest_step = -1
+        self._per_mean = 1
+        self._means: list[float] = []
+        self._open: list[float] = []  # of the mean that is not full
+
+    def read(self, journal: Journal) -> list[float]:
+        """Take what has come since the last look; the points."""
+        for step, value in journal.metric("reward/mean", after=self._newest_step):
+            self._newest_step = step
+            self._add(value)
+        return [*self._means, *([mean_of(self._open)] if self._open else [])]
+
+    def _add(self, value: float) -> None:
+        self._open.append(value)
+        if len(self._open) < self._per_mean:
+            return
+        self._means.append(mean_of(self._open))
+        self._open.clear()
+        if len(self._means) == 2 * CURVE_POINTS:
+            self._means = [mean_of(pair) for pair in zip(self._means[::2], self._means[1::2], strict=True)]
+            self._per_mean *= 2
+
+
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """A run at one moment."""
+    """A run at one moment. `rewards` are the points of its curve."""
 
     stage: str
     step: int
@@ -62,13 +93,10 @@ class ProgressSnapshot:
         return (self.warm_up.step, self.warm_up.max_steps) if self.warm_up else (self.step, self.max_steps)
 
 
-def read_snapshot(
-    ledger: Ledger, max_steps: int, *, rewards: list[tuple[int, float]] | None = None
-) -> ProgressSnapshot:
-    """The state of the run as the journal has it. `rewards` are those read before, by step; newer ones are added."""
-    rewards = [] if rewards is None else rewards
+def read_snapshot(ledger: Ledger, max_steps: int, *, curve: RewardCurve | None = None) -> ProgressSnapshot:
+    """The state of the run as the journal has it. `curve` has the rewards that were read before."""
     journal = ledger.journal
-    rewards += journal.metric("reward/mean", after=rewards[-1][0] if rewards else -1)
+    rewards = (curve or RewardCurve()).read(journal)
     measured = journal.latest()
     latest = {name: value for name, (_, value) in measured.items()}
     newest = ledger.newest_version()
@@ -81,7 +109,7 @@ def read_snapshot(
         stage=stage,
         step=step,
         max_steps=max_steps,
-        rewards=[value for _, value in rewards],
+        rewards=rewards,
         evals=evals,
         figures=latest,
         warm_up=goal
@@ -129,7 +157,7 @@ class RunProgress:
         self._next_line = 0.0
         self._notes = notes
         self._num_notes = 0
-        self._rewards: list[tuple[int, float]] = []
+        self._curve = RewardCurve()
         self._last_event = ledger.journal.newest_event_id()
         self._told: list[str] = []
 
@@ -153,7 +181,7 @@ class RunProgress:
         if self._is_quiet or (now < self._next_update and not is_last):
             return
         self._next_update = now + 0.5
-        snapshot = read_snapshot(self._ledger, self._max_steps, rewards=self._rewards)
+        snapshot = read_snapshot(self._ledger, self._max_steps, curve=self._curve)
         self._keep_pace(snapshot, now)
         new = self._news()
         if self._live is not None:
@@ -216,7 +244,7 @@ class RunProgress:
         if snapshot.warm_up:
             grid.add_row("", str(snapshot.warm_up))
         if snapshot.rewards:
-            grid.add_row("reward", f"{sparkline(snapshot.rewards, 40)}  {snapshot.rewards[-1]:.3f}")
+            grid.add_row("reward", f"{sparkline(snapshot.rewards, 40)}  {snapshot.figures['reward/mean']:.3f}")
         for row in snapshot.evals:
             grid.add_row(f"{row.kind} held-out", describe_eval(row))
         if snapshot.figures:

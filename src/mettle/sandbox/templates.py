@@ -50,6 +50,7 @@ _ENVIRONMENT: Final = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "MALLOC_ARENA_MAX": "2",
+    "LD_BIND_NOW": "1",  # else each clone would look up each function that it calls first
 }
 # A library that starts threads when it is imported could not be forked.
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -127,7 +127,7 @@ def set_aside_after(root: Path, step: int) -> list[int]:
     later = [folder for folder in root.glob("step-*") if _step_of(folder) > step]
     for folder in later:
         folder.rename(folder.with_name(f"unknown-{folder.name}-{time.time_ns()}"))
-    return sorted(_step_of(root / folder.name) for folder in later)
+    return sorted(_step_of(folder) for folder in later)
 
 
 def _step_of(folder: Path) -> int:

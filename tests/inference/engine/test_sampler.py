@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mettle.inference.engine.grammars import TokenConstraint
-from mettle.inference.engine.sampler import BatchSampler, SampledTokens, SamplingPlan, choice_noise
+from mettle.inference.engine.protocol import Redraw
+from mettle.inference.engine.sampler import BatchSampler, Redrawing, SampledTokens, SamplingPlan, choice_noise
 from mettle.records.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -119,6 +120,51 @@ def test_the_support_is_that_of_the_twin(masses: list[float], top_k: int, top_p:
     params = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     if SamplingParams(**params).is_truncating:
         assert support(probs, **params) == expected_support(probs, **params)
+
+
+def test_a_limit_of_mass_alone_cuts_no_large_vocabulary_by_rank() -> None:
+    assert support(np.full(300, 1 / 300, dtype=np.float32), top_p=0.9999) == list(range(300))
+
+
+class OnlyThese:
+    """Stands for a grammar that allows these tokens."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = tokens
+
+    def allowed(self) -> np.ndarray:
+        return np.isin(np.arange(len(PROBS)), self.tokens)
+
+
+def test_a_rows_grammar_holds_for_it_alone_and_only_while_it_samples() -> None:
+    grammar: Any = OnlyThese(2, 4)
+    kept, free, again = row(temperature=0.0), row(temperature=0.0), row(temperature=0.0)
+    kept.constraint = again.constraint = grammar
+    again.is_replaying = True  # its tokens are known, and the grammar does not stand where they do
+    found = sample([kept, free, again])
+    assert found.token_ids_B.tolist() == [2, 0, 0]
+    assert np.exp(found.logprobs) == pytest.approx([0.2 / 0.24, 0.4, 0.4], rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
+def test_what_was_drawn_falls_short_of_nothing_and_all_else_by_what_the_twin_says(temperature: float) -> None:
+    logits_PV = np.random.default_rng(5).normal(0, 2, (6, 9)).astype(np.float32)
+    scaled_PV = logits_PV.astype(np.float64) / (temperature or 1.0)
+    logprobs_PV = scaled_PV - np.log(np.exp(scaled_PV).sum(-1, keepdims=True))
+    drawing = row(7, temperature=temperature)
+    drawn = [BatchSampler(CPU).sample(torch.from_numpy(one)[None], plan_of(drawing)) for one in logits_PV]
+    said = [int(one.token_ids_B[0]) for one in drawn]
+    noise_PV = choice_noise(7, 0).standard_exponential(logits_PV.shape, dtype=np.float32)
+    scores_PV = logprobs_PV - np.log(noise_PV) if temperature else logprobs_PV
+    for targets in (said, [(token + 1) % 9 for token in said]):
+        again = Redrawing(Redraw(7, 0, 3, temperature))
+        for part in (slice(0, 2), slice(2, 6)):
+            again.take(torch.from_numpy(logits_PV[part]), torch.tensor(targets[part]))
+        picked = np.arange(6), targets
+        assert [one.logprob for one in again.found] == pytest.approx(logprobs_PV[picked], abs=1e-5)
+        short = scores_PV.max(-1) - scores_PV[picked]
+        assert [one.shortfall for one in again.found] == pytest.approx(short, abs=1e-5)
+        assert (max(short) < 1e-9) == (targets == said)
 
 
 def test_only_the_rows_that_ask_for_it_are_cut() -> None:

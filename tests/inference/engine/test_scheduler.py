@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_families import CONFIGS
 from policies import END, make_model, picked_logprobs, tiny_config
 from schedulers import CPU, Heard, ask, make_scheduler, sampled
 
@@ -122,6 +123,31 @@ def test_prompt_logprobs_and_scoring_without_sampling(model: Any) -> None:
     assert (generation.choices[0].token_ids, generation.choices[0].finish_reason) == ([], "length")
 
 
+@pytest.mark.parametrize("top", [0, 1, 2])
+def test_a_prompts_tokens_have_as_many_alternatives_as_are_wanted(model: Any, top: int) -> None:
+    prompt = [4, 8, 15, 16, 23]
+    request = GenerationRequest("a", prompt, SamplingParams(max_tokens=0), prompt_logprobs=True, top_logprobs=top)
+    beside = GenerationRequest("b", prompt, SamplingParams(max_tokens=0), prompt_logprobs=True, top_logprobs=3)
+    scheduler = make_scheduler(model)
+    found, more = run_requests(scheduler, [request, beside])
+    assert more.prompt_top_logprobs is not None
+    assert [len(one) for one in more.prompt_top_logprobs] == [0, 3, 3, 3, 3]
+    expected = None if top == 0 else [one[:top] for one in more.prompt_top_logprobs]
+    assert found.prompt_top_logprobs == expected
+
+
+def test_the_experts_of_a_token_are_those_that_its_last_position_took() -> None:
+    scheduler = make_scheduler(make_model(CONFIGS["qwen3_moe"]))
+    scheduler.limits = replace(scheduler.limits, is_recording_experts=True)
+    prompt = [4, 8, 15]
+    (whole,) = run_requests(scheduler, [ask("a", prompt, n=2, seed=1, max_tokens=5, ignore_eos=True)])
+    for choice in whole.choices:
+        assert len(choice.experts) == 5
+        told = [ask(str(i), [*prompt, *choice.token_ids[:i]], max_tokens=1) for i in range(5)]
+        for taken, alone in zip(choice.experts, run_requests(scheduler, told), strict=True):
+            assert taken.tolist() == alone.choices[0].experts[0].tolist()
+
+
 def test_top_logprobs_come_with_every_token(model: Any) -> None:
     request = GenerationRequest(
         "a", [1, 2], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True), top_logprobs=3
@@ -213,11 +239,11 @@ def test_weights_that_give_nan_fail_the_request_and_do_not_poison_the_slot(model
     weights = fuse(good.shape, model.state_dict(), CPU, torch.float32)
     broken = replace(weights.layers[0], qkv=Matrix(torch.full(weights.layers[0].qkv.shape, torch.nan)))
     scheduler.swap(good.with_weights(replace(weights, layers=(broken, *weights.layers[1:]))), 1)
-    scheduler.add(ask("a", [1] * 30, n=3), heard)
+    scheduler.add(ask("a", [1] * 40, n=3), heard)
     while scheduler.step():
         pass
     assert [type(error) for error in heard.errors] == [ServiceError]
-    assert scheduler.num_running == 0
+    assert (scheduler.num_running, len(scheduler.memory.prefixes)) == (0, 0)
     scheduler.swap(good, 2)
     (generation,) = run_requests(scheduler, [ask("b", [1, 2], n=3, ignore_eos=True)])
     for choice in generation.choices:
@@ -300,8 +326,20 @@ def test_what_was_done_is_counted(model: Any) -> None:
         steps += 1
     totals = scheduler.totals
     assert (totals.prompt_tokens, totals.sampled_tokens) == (4, 2 * 4 + 2)
+    assert (totals.prefix_hit_tokens, totals.preempted, scheduler.memory.promised) == (0, 0, 0)
     assert (totals.requests, totals.aborted, totals.steps) == (3, 1, steps)
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0)
+
+
+def test_an_abort_while_a_prompt_is_computed_gives_back_what_was_set_aside(model: Any) -> None:
+    scheduler, heard = make_scheduler(model, max_prefill_tokens=10), Heard()
+    scheduler.add(ask("a", [1] * 50), heard)
+    scheduler.step()
+    assert (scheduler.num_running, scheduler.memory.promised > 0) == (1, True)
+    scheduler.abort("a")
+    assert (scheduler.num_running, scheduler.memory.promised) == (0, 0)
+    assert heard.generations[0].choices[0].token_ids == []
+    assert not scheduler.step()
 
 
 def admitted(scheduler: Scheduler, *requests: GenerationRequest) -> int:
@@ -434,3 +472,12 @@ def test_choices_that_have_said_the_same_so_far_are_computed_once_and_to_the_las
     assert alike == [number if number <= 0.75 * 18 else 18 for number in kinds]
     if temperature < 0.1:
         assert min(alike) <= 9
+
+
+def test_three_kinds_of_four_rows_are_few_enough_to_be_computed_once(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = computed_rows(monkeypatch)
+    requests = [ask(str(i), [i + 1] * 5, n=n, temperature=0.0, ignore_eos=True) for i, n in enumerate((2, 1, 1))]
+    run_requests(make_scheduler(model), requests)
+    assert rows == [3] * 7

@@ -5,8 +5,15 @@ import random
 
 import pytest
 
-from mettle.inference.engine.protocol import Choice, GenerationRequest, RedrawnToken
-from mettle.inference.outside.checks import AuditBounds, WorkFault, audit_fault, chosen_for_audit, form_fault
+from mettle.inference.engine.protocol import Choice, GenerationRequest, Redraw, RedrawnToken
+from mettle.inference.outside.checks import (
+    AuditBounds,
+    WorkFault,
+    audit_fault,
+    audit_request,
+    chosen_for_audit,
+    form_fault,
+)
 from mettle.records.sampling import SamplingParams
 
 END = 9
@@ -37,6 +44,8 @@ def fault(choices: list[Choice], request: GenerationRequest | None = None) -> Wo
         (said(1, 5, reason="stop"), asked(stop_token_ids=(5,))),
         (said(1, 2, reason="stop", stop="bc"), asked(stop=("bc",))),
         (said(*[1] * 14), asked(max_tokens=None)),
+        (said(0, 8, 0, 8), asked()),
+        (said(1, 2, 3, 4, logprob=1e-3), asked()),
     ],
 )
 def test_an_end_that_the_request_has_is_one(choice: Choice, request_: GenerationRequest) -> None:
@@ -54,6 +63,7 @@ def test_an_end_that_the_request_has_is_one(choice: Choice, request_: Generation
         ([said(1, 2, 3, 4, logprob=math.nan)], "a logprob that is none"),
         ([said(1, 2, 3, 4, logprob=-math.inf)], "a logprob that is none"),
         ([said(1, 2, 3, 4, logprob=0.5)], "a logprob that is none"),
+        ([said(1, 2, 3, 4, logprob=0.0015)], "a logprob that is none"),
         ([said(1, 2, 3)], "ended by length after 3 tokens: no end is there"),
         ([said(1, 2, 3, 4, reason="stop")], "ended by stop after 4 tokens: length"),
         ([said(1, 2, 3, END)], "ended by length after 4 tokens: stop"),
@@ -67,6 +77,34 @@ def test_what_could_not_have_been_sampled_is_told(choices: list[Choice], why: st
     assert found is not None
     assert found.kind == "form"
     assert why in found.text
+
+
+def test_completions_are_those_that_were_asked_for_in_their_order() -> None:
+    first, second = said(1, 2, 3, 4), said(4, 3, 2, 1)
+    second.index = 1
+    assert fault([first, second], asked(2)) is None
+    for choices in ([second, first], [first, first], [first]):
+        found = fault(choices, asked(2))
+        assert found is not None
+        assert "where 2 were asked for" in found.text
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_completion_is_drawn_again_by_the_noise_that_was_its_own(seed: int) -> None:
+    choice = said(5, 6)
+    choice.index = 1
+    params = SamplingParams(max_tokens=4, seed=seed, temperature=0.6)
+    asked_of_it = audit_request("a", GenerationRequest("r", [1, 2, 3], params, n=2), choice)
+    assert (list(asked_of_it.prompt_ids), asked_of_it.params.max_tokens) == ([1, 2, 3, 5, 6], 0)
+    assert asked_of_it.redraw == Redraw(seed, 1, 3, 0.6)
+    with_seeds = GenerationRequest("r", [1, 2, 3], params, n=2, seeds=(11, 12))
+    assert audit_request("a", with_seeds, choice).redraw == Redraw(12, 0, 3, 0.6)
+
+
+def test_numbers_just_at_a_bound_are_within_it() -> None:
+    assert audit_fault(said(1, 2), redrawn((-1.25, 0.0), (-1.25, 5.0)), AuditBounds(0.25)) is None
+    one_far = [(-6.0, 0.0), *[(-1.0, 0.0)] * 19]
+    assert audit_fault(said(*[1] * 20), redrawn(*one_far), AuditBounds(0.25)) is None
 
 
 def redrawn(*pairs: tuple[float, float]) -> list[RedrawnToken]:

@@ -110,6 +110,8 @@ async def test_a_program_runs_as_the_main_module(pool: SandboxPool) -> None:
         "import __main__\n"
         "assert __main__.A is A and __name__ == '__main__'\n"
         "assert not [name for name in sys.modules if name.startswith('mettle')]\n"
+        "import os, signal; assert 'LD_BIND_NOW' not in os.environ\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL\n"
         "atexit.register(print, 'last')\n"
         "threading.Timer(0.05, print, ['thread']).start()\n"
         "print(open('/dev/stdin').read().strip())\n"

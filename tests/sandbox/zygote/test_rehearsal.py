@@ -18,7 +18,7 @@ def state():
     return sorted(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_AS), os.getcwd()
 
 settings = Settings.from_json(sys.argv[1])
-child.note_harness()
+child.forget_harness()
 before = state()
 if len(sys.argv) > 2:
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 4096))

@@ -1,9 +1,11 @@
 """When a trainer looks, and what it leaves for those who look at the run."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tests.trainer.conftest import make_batch, make_group, make_learner
 
 from mettle.storage.batches import read_batch
@@ -51,6 +53,44 @@ def test_it_looks_at_the_start_and_then_at_its_interval(mini_model, tmp_path, in
     batch = make_batch(make_group(np.random.default_rng(0)))
     batches = {step: dataclasses.replace(batch, step=step, versions=batch.versions + step - 1) for step in range(1, 6)}
     assert [step for step, own in batches.items() if monitor.look(step, own) is not None] == steps
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "computes_short", "context", "is_due"),
+    [
+        (1, torch.bfloat16, False, None, True),
+        (1, torch.float32, False, "shared", True),
+        (2, torch.float32, False, None, True),
+        (2, torch.bfloat16, True, None, True),
+        (2, torch.bfloat16, False, None, False),
+        (2, torch.float32, False, "shared", False),
+        (2, torch.bfloat16, True, "shared", False),
+    ],
+)
+def test_several_ranks_compare_where_they_compute_what_an_engine_does(
+    tmp_path, size, dtype, computes_short, context, is_due
+):
+    policy = SimpleNamespace(dtype=dtype, computes_short=computes_short, context=context)
+    learner = SimpleNamespace(world=SimpleNamespace(size=size), policy=policy)
+    assert MismatchMonitor(MismatchConfig(), learner, tmp_path, seed=0).is_due(1) is is_due
+
+
+def test_before_a_step_the_network_holds_the_version_before(mini_model, tmp_path, monkeypatch):
+    held = []
+
+    class Recording:
+        def __init__(self, learner, version, folders):
+            held.append(version)
+
+        def compare(self, sequences, tolerance):
+            return WELL
+
+    monkeypatch.setattr("mettle.trainer.mismatch.monitor.Comparer", Recording)
+    monitor = MismatchMonitor(MismatchConfig(interval=1), make_learner(mini_model), tmp_path, seed=0)
+    batch = make_batch(make_group(np.random.default_rng(0)))
+    for step in (1, 2, 7):
+        monitor.look(step, dataclasses.replace(batch, step=step))
+    assert held == [0, 1, 6]
 
 
 def test_it_tells_a_cause_once_and_when_it_is_gone(make_run, ledger_of):

@@ -5,6 +5,7 @@ standard library and each other. The owner's side of the same sockets is `templa
 
     template.py   the zygote: builds the read-only root, then clones one cell per request
     cell.py       process 1 of a cell: takes tests from the owner, starts a child for each, watches and reaps it
+    ballast.py    fills the holes in the template's memory, so that clones write to few pages
     child.py      closes every door behind the judged code, then becomes it
     watch.py      what a test's processes have used; kernel_memory.py and mappings.py, what else they hold
     pss.py        their memory exactly, as far as the kernel tells in time

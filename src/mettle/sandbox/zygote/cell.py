@@ -77,7 +77,6 @@ def _live(
 
 def _enter(settings: Settings) -> None:
     """Take possession of the new namespaces."""
-    jail.forget_signals()
     if not settings.is_jailed:
         # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()

@@ -31,7 +31,6 @@ JOB: Final = struct.Struct(">III")  # lengths of what follows: how to run (JSON)
 READY: Final = b"ready"
 _JOB_FD: Final = 4
 _HARNESS_FAILED: Final = 70
-_harness: list[str] = []
 _template_space_bytes: list[int] = []
 _leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
@@ -71,7 +70,7 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
         _shut_doors(job, program, scratch)
         # Whatever can be done before the job is there costs no one any time.
         space_bytes = _address_space_bytes()
-        _forget_the_harness()
+        _begin_anew()
         _rehearse()
         job.sendall(READY)
     except OSError as error:
@@ -156,16 +155,16 @@ def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
     jail.lower(resource.RLIMIT_DATA, data)
 
 
-def note_harness() -> None:
-    """Find the modules that judged code is not to see; in the template, because looking at every name in every child
-    would give each a copy of the pages that the names are on. And note with how much address space they begin."""
+def forget_harness() -> None:
+    """Take the modules that judged code is not to see from the interpreter's list: in the template, because doing it in
+    every child would give each a copy of the pages that they are on. They go on by what they know of each other; what
+    they load from now on is none of them. And note with how much address space children begin."""
     _template_space_bytes[:] = [_address_space_bytes()]
-    _harness[:] = [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]
-
-
-def _forget_the_harness() -> None:
-    for name in _harness:
+    for name in [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]:
         del sys.modules[name]
+
+
+def _begin_anew() -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # which no fork does for it
     sys.argv = [_SOURCE_NAME]

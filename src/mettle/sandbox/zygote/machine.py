@@ -176,7 +176,6 @@ def _say_ready(channel: socket.socket, own_descriptor: int | None, *, has_cgroup
 def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> kernel_memory.Sockets | None:
     """Shut all doors; returns what asks for the sockets of its network, if it has one of its own."""
     limits = tools.limits
-    jail.forget_signals()
     sys.path.clear()  # from here on no module is loaded: the code may put other files where they are looked for
     jail.limit(file_bytes=limits.disk_bytes, open_files=limits.max_open_files)
     if root:

@@ -26,7 +26,7 @@ _ORDER: Final[dict[str, Any]] = {
 
 
 def rehearse(settings: Settings) -> None:
-    """Run a few lines as a cell of this template's would. The caller has noted the harness (`child.note_harness`)."""
+    """Run a few lines as a cell of this template's would. The caller has called `child.forget_harness`."""
     low = [os.dup(0)]
     try:
         while low[-1] <= _LAST_LOW_FD:

@@ -22,6 +22,7 @@ import sys
 from typing import Any, Final, NoReturn
 
 from mettle.sandbox.zygote import (
+    ballast,
     cell,
     child,
     host_users,
@@ -53,6 +54,7 @@ _TEMPLATE_NAMESPACES: Final = (
     | kernel.CLONE_NEWUTS
     | kernel.CLONE_NEWCGROUP
 )
+_ballast: Final[list[bytes]] = []
 _CELL_NAMESPACES: Final = (_TEMPLATE_NAMESPACES & ~kernel.CLONE_NEWNET) | kernel.CLONE_NEWPID
 
 
@@ -61,6 +63,8 @@ def main(settings_json: str) -> NoReturn:
     settings = Settings.from_json(settings_json)
     control = socket.socket(fileno=settings.control_fd)
     control.set_inheritable(False)
+    os.environ.pop("LD_BIND_NOW", None)  # it was for the start of this process
+    jail.forget_signals()  # for all that is cloned
     _preload()
     hello, users = _set_up(settings)
     hello["why_no_event"] = meter.why_no_event() if settings.may_use_event else "it is not asked for"
@@ -68,13 +72,14 @@ def main(settings_json: str) -> NoReturn:
     kernel.die_with_parent()
     if os.getppid() != settings.owner_pid:
         os._exit(0)  # the owner ended before the kernel knew to tell us
-    child.note_harness()
+    child.forget_harness()
     program = None
     if hello["layers"].get("seccomp") == "":
         program = landlock_only.build_filter() if settings.is_landlocked else seccomp.build_filter()
     if hello["is_ready"] and settings.is_jailed:
         rehearsal.rehearse(settings)
     gc.collect()
+    _ballast[:] = ballast.fill_holes()
     gc.freeze()
     gc.disable()
     control.sendall(json.dumps(hello).encode())
