@@ -161,7 +161,7 @@ async def compare(size: str, arguments: argparse.Namespace) -> dict[str, Any]:
             print(f"{size}: up after " + ", ".join(f"{name} {s:.0f} s" for name, s in started.items()), flush=True)
             rows = {}
             for load in arguments.loads:
-                requests = max(load, min(128, load * 4))
+                requests = max(load, min(128, load * arguments.times))
                 for engine in engines:  # what is computed once
                     await engine.measure(min(load, 8), min(load, 8), 4)
                 found: dict[str, list[Cell]] = {engine.name: [] for engine in engines}
@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--times", type=int, default=4, help="requests of each client, up to 128 of all")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """What do four runs on one base cost beside one run alone: in time, in memory, and where does it go?
 
-    python benchmarks/four_tenants.py DIR [--size tiny|half] [--steps 12] [--json FILE]
+    python benchmarks/four_tenants.py DIR [--size tiny|medium|half] [--steps 12] [--json FILE]
 
 Trains one run by itself (`mettle rl run`), then four of its kind in a share (`mettle rl share`), of the same length,
 with the same cores. Every process of either is looked at twice a second: its processor time, and its proportional share
@@ -32,6 +32,12 @@ from half_billion import prepare as prepare_half
 from mettle.storage.ledger import Ledger
 
 NUM_TENANTS = 4
+MEDIUM = {
+    "num_layers": 14, "hidden_size": 768, "mlp_size": 2304, "num_heads": 12, "num_kv_heads": 6, "head_dim": 64,
+    "max_positions": 512,
+}  # fmt: skip
+"""100 million parameters: what hangs on the size shows, in a sixth of the time."""
+KINDS_OF_MEMORY = ("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem")
 SAMPLE_S = 0.5
 MEMORY_SHARE = 50
 """Looking at memory, for which the kernel walks every page, waits this many times as long as it took."""
@@ -71,7 +77,7 @@ class Watched:
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self.cpu_s: dict[int, float] = {}
         self.names: dict[int, str] = {}
-        self.memory_bytes: dict[str, int] = {}
+        self.memory_bytes: dict[str, dict[str, int]] = {}
         self.peak_bytes = 0
         self._next_memory = 0.0
         paths = os.pathsep.join([str(folder.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -104,11 +110,13 @@ class Watched:
             self.cpu_s[pid] = cpu[pid]
         started = time.monotonic()
         if started >= self._next_memory:
-            by_name: dict[str, int] = defaultdict(int)
+            by_name: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(KINDS_OF_MEMORY, 0))
             for pid in below:
-                by_name[self.names[pid]] += _proportional_bytes(pid)
-            if sum(by_name.values()) > self.peak_bytes:
-                self.peak_bytes, self.memory_bytes = sum(by_name.values()), dict(by_name)
+                for kind, number in _proportional_bytes(pid).items():
+                    by_name[self.names[pid]][kind] += number
+            total = sum(kinds["Pss"] for kinds in by_name.values())
+            if total > self.peak_bytes:
+                self.peak_bytes, self.memory_bytes = total, dict(by_name)
             self._next_memory = time.monotonic() + MEMORY_SHARE * (time.monotonic() - started)
 
     def cpu_by_name(self) -> dict[str, float]:
@@ -133,12 +141,14 @@ def _name_of(pid: int) -> str:
     return next((word for word in words if word.startswith("mettle.")), words[0].rpartition("/")[2])
 
 
-def _proportional_bytes(pid: int) -> int:
+def _proportional_bytes(pid: int) -> dict[str, int]:
+    """The process's share: of all its memory, and of what is its own, a file's and shared memory."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
+        return {}
+    found = {line.partition(":")[0]: line.split() for line in lines}
+    return {kind: int(found[kind][1]) * 1024 for kind in KINDS_OF_MEMORY if kind in found}
 
 
 def prepare(folder: Path, size: str, steps: int) -> list[Path]:
@@ -146,6 +156,8 @@ def prepare(folder: Path, size: str, steps: int) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if size == "half":
         prepare_half(folder, steps)
+    elif size == "medium":
+        prepare_half(folder, steps, MEDIUM)
     elif not (folder / "model").exists():
         from mettle.trainer.policy import write_policy
         from mettle.trainer.presets import preset
@@ -155,7 +167,7 @@ def prepare(folder: Path, size: str, steps: int) -> list[Path]:
     files = []
     for seed in range(NUM_TENANTS):
         files.append(folder / f"run{seed}.toml")
-        dtype, batch = ("bfloat16", 16) if size == "half" else ("float32", 64)
+        dtype, batch = ("bfloat16", 16) if size != "tiny" else ("float32", 64)
         files[-1].write_text(CONFIG.format(steps=steps, seed=seed, dtype=dtype, batch=batch))
     return files
 
@@ -186,14 +198,14 @@ def figures(watched: Watched, runs: Sequence[Path]) -> dict[str, Any]:
         "cpu_s": sum(cpu.values()),
         "cpu_s_by_process": dict(sorted(cpu.items(), key=lambda item: -item[1])),
         "peak_bytes": watched.peak_bytes,
-        "peak_bytes_by_process": dict(sorted(watched.memory_bytes.items(), key=lambda item: -item[1])),
+        "peak_bytes_by_process": dict(sorted(watched.memory_bytes.items(), key=lambda item: -item[1]["Pss"])),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dir", type=Path)
-    parser.add_argument("--size", choices=("tiny", "half"), default="tiny")
+    parser.add_argument("--size", choices=("tiny", "medium", "half"), default="tiny")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from mettle.storage.ledger import Ledger
@@ -93,7 +94,7 @@ hub = false
 """
 
 
-def prepare(folder: Path, steps: int) -> Path:
+def prepare(folder: Path, steps: int, shape: Mapping[str, int] = SHAPE) -> Path:
     """Model, environment and config in `folder`; returns the config."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model" / "config.json").exists():
@@ -102,7 +103,7 @@ def prepare(folder: Path, steps: int) -> Path:
         from mettle.trainer.policy import write_policy
         from mettle.trainer.presets import PolicyConfig
 
-        write_policy(folder / "model", PolicyConfig(**SHAPE))
+        write_policy(folder / "model", PolicyConfig(**shape))
         file = folder / "model" / "model.safetensors"
         save_file(
             {name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"}

@@ -61,6 +61,16 @@ def test_each_run_gets_a_directory_of_its_own_on_the_common_base(base, named, tm
 
 
 @pytest.mark.parametrize(
+    ("overrides", "kept"), [((), 1), (("--inference.max-adapter-versions", "3"), 3)], ids=["unsaid", "said"]
+)
+def test_the_engine_keeps_one_version_of_each_runs_adapter_unless_more_are_asked_for(
+    base, named, tmp_path, overrides, kept
+):
+    share = create_share([named("a", *overrides), named("b", *overrides)], base, tmp_path / "s")
+    assert json.loads(share.as_run.config("inference").read_text())["max_adapter_versions"] == kept
+
+
+@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["--model.path", "OTHER"], r"b\.toml: model\.path is .*, and the share's base"),

@@ -1,5 +1,7 @@
 """What a micro batch keeps: more without checkpointing, less under adapters; budgets cut batches and change no number."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,19 @@ def test_it_counts_what_torch_holds(mini_model):
     per_token = activation_bytes_per_token(policy, ALONE)
     least = 2 * (2 * 32 + 3 * 48) * 4  # two layers: two norms' inputs, three vectors inside the MLP, float32
     assert least < per_token < 40 * least
+
+
+@pytest.mark.parametrize("is_checkpointing", [False, True])
+def test_asking_leaves_nothing_of_the_pass_in_memory(mini_model, is_checkpointing):
+    policy = load_policy(mini_model, ALONE, dtype=torch.float32)
+    policy.checkpoint_activations(is_checkpointing)
+    made = []
+    for module in policy.network.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda _, inputs, output: made.append(weakref.ref(output)))
+    activation_bytes_per_token(policy, ALONE)
+    assert len(made) > 2
+    assert [output for output in made if output() is not None] == []
 
 
 def test_a_budget_lowers_the_tokens_of_a_micro_batch_and_no_number(mini_model):

@@ -1,9 +1,11 @@
 """Several runs on one base: the bytes of each alone, and what is wrong with one is that one's."""
 
 import functools
+import gc
 import os
 import signal
 import threading
+import weakref
 from concurrent.futures import FIRST_COMPLETED, wait
 
 import numpy as np
@@ -125,6 +127,33 @@ def test_runs_that_are_trained_side_by_side_make_the_bytes_that_they_make_alone(
     assert {word.state for word in words.values()} == {"done"}, words
     for run_dir in run_dirs:
         assert digests(run_dir) == alone(run_dir.name), run_dir.name
+
+
+@pytest.mark.parametrize("num_at_once", [1, 2], ids=["by turns", "side by side"])
+def test_a_run_that_is_done_leaves_nothing_of_its_adapter_in_memory(share, make_lora_run, monkeypatch, num_at_once):
+    kept = []
+    learner_on = sharing.learner_on
+
+    def note(*arguments, **options):
+        learner = learner_on(*arguments, **options)
+        kept.extend(weakref.ref(each) for each in (learner, learner.tenant.optimizer, *learner.tenant.trained))
+        return learner
+
+    monkeypatch.setattr(sharing, "learner_on", note)
+    trainer = shared_trainer(share, num_at_once)
+    run_dir = make_lora_run("a")
+    share.join(member(run_dir))
+    gc.disable()  # it would come, but nobody knows when
+    try:
+        for _ in range(200):
+            if not trainer.turn():
+                wait([each.running for each in trainer.tenants.values() if each.running])
+            if kept and not trainer.tenants:
+                break
+        assert share.told(member(run_dir)).state == "done"
+        assert [each() for each in kept if each() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_trained_beside_a_look_into_the_network(share, make_lora_run, monkeypatch):

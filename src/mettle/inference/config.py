@@ -149,7 +149,8 @@ class InferenceConfig(BaseModel):
     """Adapters served at a time, each under a model name of its own; a further one is refused until one is unloaded."""
 
     max_adapter_versions: int = Field(default=4, ge=1)
-    """Versions kept of each adapter, the newest ones, for requests that pin one (`NAME@v3`)."""
+    """Versions kept of each adapter, the newest ones, for requests that pin one (`NAME@v3`). Each takes an adapter's
+    memory; a share keeps one unless its files say another number."""
 
     seed: int | None = None
     """Seed of requests that bring none; by default they differ from run to run."""

@@ -30,6 +30,9 @@ OWN_OF_ENGINE = ("model", "seed")
 """Fields of `[inference]` that do not count here: the base is the share's, and each request brings a seed."""
 
 
+VERSIONS_KEPT = "inference.max_adapter_versions"
+
+
 @dataclass(frozen=True, slots=True)
 class NamedRun:
     """A run's config, what to call it in complaints, and its name, which is its adapter's."""
@@ -74,7 +77,7 @@ def create_share(runs: Sequence[NamedRun], base: Path, path: Path) -> ShareDir:
             raise UserError(f"{run.source}: {error}") from error
     share.runs.mkdir(parents=True, exist_ok=True)
     share.model.symlink_to(base.resolve(), target_is_directory=True)
-    _write_processes(share, runs[0].loaded.config)
+    _write_processes(share, runs[0])
     for run, loaded in joined:
         create_run(with_base(loaded, base), share.runs / run.name)
     ledger = Ledger(share.as_run.ledger)
@@ -164,8 +167,12 @@ def _check_common(run: NamedRun, common: Mapping[str, Any], whose: str) -> None:
             )
 
 
-def _write_processes(share: ShareDir, config: RunConfig) -> None:
-    dump = config.model_dump(mode="json")
+def _write_processes(share: ShareDir, run: NamedRun) -> None:
+    dump = run.loaded.config.model_dump(mode="json")
     model = str(share.model)
     write_json(share.as_run.config("trainer"), {**dump["trainer"], "model": model})
-    write_json(share.as_run.config("inference"), {**dump["inference"], "model": model})
+    engine = {**dump["inference"], "model": model}
+    if not _is_said(run, VERSIONS_KEPT):
+        # Runs ask for the newest version alone, and each version is an adapter's memory, of every run.
+        engine[VERSIONS_KEPT.partition(".")[2]] = 1
+    write_json(share.as_run.config("inference"), engine)

@@ -83,6 +83,10 @@ class CheckpointKeeper:
         seconds = round(time.perf_counter() - started, 3)
         logger.info("checkpoint", extra={"step": step, "waited_s": seconds, "is_beside": is_beside})
 
+    def part(self) -> None:
+        """Forget whose checkpoints these are; nothing is written any more."""
+        self._settle_step = lambda: None
+
     def ready(self) -> bool:
         """True when there is something to settle, and `settle` would not wait for the disk."""
         return self._under_way is not None and self._under_way.notes.done()

@@ -149,6 +149,11 @@ class Trainer:
         if self._logprobs is not None:
             self._logprobs.settle()
 
+    def part(self) -> None:
+        """Part from what refers back to it, so that its memory is free as soon as nobody else knows it."""
+        self.learner.before_step = lambda: None
+        self._keeper.part()
+
     def resume(self) -> int:
         """Take up the newest complete checkpoint, or v0, and publish that version; returns its step."""
         found: tuple[int, Path | None] | None = self._find_start() if self.world.is_main else None

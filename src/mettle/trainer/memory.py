@@ -46,14 +46,16 @@ def activation_bytes_per_token(policy: Policy, world: World) -> float:
     """Bytes that a forward pass keeps for its backward pass, for each token, when every token is a target."""
     own: set[int] = set()
     kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # or an address could be used twice, and count once
 
     def know(module: nn.Module, _: Any = None) -> None:
         own.update(_storage(parameter) for parameter in module.parameters() if not isinstance(parameter, DTensor))
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> None:
+        # Nothing is given back: a tensor that its own node would keep so were never free again.
         if _storage(tensor) not in own:
             kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor
+            alive.append(tensor.detach())
 
     know(policy)
     # What FSDP2 gathers for a module is there when its turn comes, and in the same storage each time.
@@ -61,9 +63,8 @@ def activation_bytes_per_token(policy: Policy, world: World) -> float:
     hooks = [module.register_forward_pre_hook(know) for module in gathering]
     was_checkpointing = policy.is_checkpointing
     policy.checkpoint_activations(False)
-    alive: list[Tensor | None] = []  # or an address could be used twice, and count once
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        alive.extend(policy(*_probe(policy, world)))
+    with torch.autograd.graph.saved_tensors_hooks(note, _no_backward):
+        policy(*_probe(policy, world))
     policy.checkpoint_activations(was_checkpointing)
     for hook in hooks:
         hook.remove()
@@ -77,6 +78,10 @@ def activation_bytes_per_token(policy: Policy, world: World) -> float:
     config: Any = policy.network.config
     size = torch.finfo(policy.dtype).bits // 8
     return float(config.num_hidden_layers * config.hidden_size * size + whole / config.num_hidden_layers)
+
+
+def _no_backward(_: Any) -> Tensor:
+    raise AssertionError("the probe has no backward pass")
 
 
 def _storage(tensor: Tensor) -> int:

@@ -60,13 +60,18 @@ class RunTenant:
 
     def train(self, digest: str) -> None:
         """Take a step, with this run's adapter in force in the network."""
-        self.trainer.learner.switch(self.trainer.learner.tenant)
+        learner = self.trainer.learner
+        learner.switch(learner.tenant)
         waited_s = time.perf_counter() - self.waiting_since
-        self.trainer.advance(self.step + 1, digest, waited_s=waited_s)
+        try:
+            self.trainer.advance(self.step + 1, digest, waited_s=waited_s)
+        finally:
+            learner.policy.adapters.use(None)  # the network would hold it, when the run has long gone
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Let go of the ledger, and of all memory."""
         self.trainer.ledger.close()
+        self.trainer.part()
 
 
 class SharedTrainer:
@@ -216,6 +221,7 @@ class SharedTrainer:
             learner = learner_on(self._policy, config, self._world, base_digest=self._digest, on_progress=self._advance)
             trainer = Trainer(run_dir, config, self._world, ledger, self._stop, self._heart, learner=learner)
             step = trainer.resume()
+            self._policy.adapters.use(None)
         except Exception as error:  # whatever is wrong with this run, the others go on
             if ledger is not None:
                 ledger.close()
