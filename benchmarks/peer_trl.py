@@ -2,6 +2,7 @@
 
     python3 -m venv trl-venv && trl-venv/bin/pip install torch==2.13.0+cpu trl
     python benchmarks/peer_trl.py --peer trl-venv/bin/python [--steps 100] [--rounds 2] [--json FILE]
+    python benchmarks/peer_trl.py --against CHECKOUT     Mettle alone, in turns with another checkout of it
 
 Both start from one folder: the quickstart's policy after its warm-up. A step is 16 prompts x 16 rollouts at temperature
 1, answers of at most 8 tokens, AdamW at 3e-4 with betas (.95, .995), in float32. TRL samples with transformers'
@@ -32,20 +33,25 @@ RECIPE = HERE.parents[1] / "src/mettle/runs/quickstart.toml"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=Path, required=True, help="python of an environment with trl")
+    parser.add_argument("--peer", type=Path, help="python of an environment with trl")
+    parser.add_argument("--against", type=Path, help="another checkout of Mettle, run by this python")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
+    if not (options.peer or options.against):
+        parser.error("give --peer, --against or both")
     with tempfile.TemporaryDirectory() as scratch:
         start = make_start(Path(scratch))
         rows = write_rows(Path(scratch) / "rows.jsonl")
-        found: dict[str, list[dict[str, float]]] = {"mettle": [], "trl": []}
+        others = {"trl": options.peer, "against": options.against}
+        found: dict[str, list[dict[str, float]]] = {"mettle": [], **{name: [] for name in others if others[name]}}
         for number in range(options.rounds):
             for name in found:
                 folder = Path(scratch) / f"{name}-{number}"
-                if name == "mettle":
-                    result = timed(mettle_command(start, folder, options.steps, number))
+                if name != "trl":
+                    source = options.against / "src" if name == "against" else None
+                    result = timed(mettle_command(start, folder, options.steps, number), source)
                 else:
                     peer = [str(options.peer), str(HERE.with_name("peer_trl_grpo.py")), str(start), str(rows)]
                     result = timed([*peer, str(folder / "policy"), str(options.steps), str(number)])
@@ -85,12 +91,13 @@ def mettle_command(start: Path, folder: Path, steps: int, seed: int) -> list[str
     return [sys.executable, "-m", "mettle.cli", "rl", "run", str(RECIPE), *overrides]
 
 
-def timed(command: list[str]) -> dict[str, float]:
-    """Wall and processor seconds of a command with all its children."""
+def timed(command: list[str], source: Path | None = None) -> dict[str, float]:
+    """Wall and processor seconds of a command with all its children; `source` is where another Mettle is."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if source is not None:
+        environment["PYTHONPATH"] = str(source.resolve())
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         sys.exit(f"{' '.join(command[:4])} ... ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -129,14 +136,15 @@ def table(before: float, found: dict[str, list[dict[str, float]]], steps: int) -
     figures: dict[str, Any] = {"steps": steps, "reward_before": before, "rounds": found}
     for name, results in found.items():
         figures[name] = {key: statistics.mean(result[key] for result in results) for key in results[0]}
-    ours, theirs = figures["mettle"], figures["trl"]
-    print(f"{steps} steps of {PROMPTS} x {ROLLOUTS} rollouts from {before:.3f}; the mean of {len(found['trl'])} rounds")
+    ours = figures["mettle"]
+    rounds = len(found["mettle"])
+    print(f"{steps} steps of {PROMPTS} x {ROLLOUTS} rollouts from {before:.3f}; the mean of {rounds} rounds")
     for name in found:
         mean = figures[name]
         print(f"{name:<7} {mean['wall_s']:6.1f} s  {mean['cpu_s']:6.1f} CPU-s  -> {mean['reward']:.3f}")
-    print(
-        f"TRL takes {theirs['wall_s'] / ours['wall_s']:.2f}x the time, {theirs['cpu_s'] / ours['cpu_s']:.2f}x the work"
-    )
+    for name in [name for name in found if name != "mettle"]:
+        wall, cpu = (figures[name][key] / ours[key] for key in ("wall_s", "cpu_s"))
+        print(f"{name} takes {wall:.2f}x the time, {cpu:.2f}x the work")
     return figures
 
 

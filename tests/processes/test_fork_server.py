@@ -99,6 +99,30 @@ def test_how_a_fork_ends_is_known_as_of_any_child(modules, made, tmp_path):
     assert stays.exit_code() == -signal.SIGTERM
 
 
+def test_a_fork_ends_when_its_threads_have_and_without_taking_its_modules_apart(modules, made, tmp_path):
+    modules(
+        "last_words",
+        """
+        import atexit, sys, threading, time
+        from concurrent.futures import ThreadPoolExecutor
+        class Kept:
+            def __del__(self):
+                print("taken apart")
+        sys.modules["kept"] = kept = Kept()
+        def work():
+            time.sleep(0.2)
+            print("worked")
+        ThreadPoolExecutor().submit(work)
+        threading.Thread(target=work).start()
+        atexit.register(lambda: print("last", end=""))
+        sys.stdout.write("begun\\n")
+        """,
+    )
+    made, _ = made("heavy")
+    assert managed(made, tmp_path, "last_words").wait(60) == 0
+    assert (tmp_path / "out").read_text().split("\n") == ["begun", "worked", "worked", "last"]
+
+
 def test_without_its_fork_server_a_process_is_a_new_interpreter(modules, made, tmp_path):
     made, importer = made("heavy")
     importer.kill()

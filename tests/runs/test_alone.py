@@ -38,6 +38,15 @@ def becomes(monkeypatch):
             os.close(int(number))
 
 
+@pytest.fixture
+def mini_folder(tmp_path):
+    """A model directory as far as a run that is made looks."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
 def make_warm(run_dir):
     ledger = Ledger(run_dir.ledger)
     ledger.journal.set_fact("is_warm", True)
@@ -54,6 +63,18 @@ def test_a_run_names_its_processes_and_what_is_to_be_made_first(made, becomes):
     make_warm(run_dir)
     assert list(alone.processes_of(run_dir)) == ["hub", "inference", "trainer", "orchestrator"]
     assert becomes == []
+
+
+def test_a_policy_that_is_there_is_linked_and_needs_no_process(made, mini_folder):
+    run_dir = made(**{"model.path": str(mini_folder)})
+    assert list(alone.processes_of(run_dir)) == ["hub", "inference", "trainer", "orchestrator"]
+    assert run_dir.model.resolve() == mini_folder
+
+
+def test_a_policy_that_is_there_and_warmed_up_is_made_by_a_process(made, mini_folder):
+    run_dir = made(**{"model.path": str(mini_folder), "warm_up.enabled": True})
+    assert "sft" in alone.processes_of(run_dir)
+    assert not run_dir.model.exists()
 
 
 def test_a_process_has_what_its_supervisor_would_give_it_and_no_ready_file_of_another(made, becomes):

@@ -53,7 +53,7 @@ def mixture(tmp_path_factory):
     """A mixture of four experts, of which each token takes two."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        settings = model_config(MINI).to_dict()
+        settings = model_config(MINI)
         kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
         shape = {name: settings[name] for name in (*kept, "head_dim", "max_position_embeddings", "rope_parameters")}
         config = Qwen3MoeConfig(

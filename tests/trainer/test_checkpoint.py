@@ -20,7 +20,7 @@ def test_a_write_that_torch_calls_short_is_a_full_disk(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise CheckpointException("", {0: (RuntimeError("unexpected pos 704 vs 598"), None)})
 
-    monkeypatch.setattr(checkpoint, "save", fail)
+    monkeypatch.setattr("torch.distributed.checkpoint.state_dict_saver.save", fail)
     monkeypatch.setattr(checkpoint, "_state", lambda learner, step: {})
     with pytest.raises(StorageError, match=r"no space left.*free some space"):
         write_checkpoint(tmp_path, 3, lambda folder: checkpoint.save_learner(folder, Alone, 3), {})

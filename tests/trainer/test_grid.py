@@ -203,8 +203,8 @@ def test_what_cannot_be_offloaded_is_refused_before_a_weight_is_read(tmp_path):
 def test_offloading_is_told_to_fsdp_for_every_part(monkeypatch, mini_model, mixture, is_offloaded):
     """No GPU is here: what FSDP2 would do with them is its own; that it is asked to, for experts too, is ours."""
     told = []
-    monkeypatch.setattr(model, "fully_shard", lambda module, **options: told.append(options))
-    monkeypatch.setattr(model, "parallelize_module", lambda *_: None)
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, **options: told.append(options))
+    monkeypatch.setattr("torch.distributed.tensor.parallel.parallelize_module", lambda *_: None)
     monkeypatch.setattr(Grid, "weights_mesh", lambda *_: "all")
     monkeypatch.setattr(Grid, "experts_mesh", lambda *_: {"shard": "cut", "expert": "experts"})
     world, policy = World(0, 2, torch.device("cuda")), load_policy(mixture, ALONE, dtype=torch.bfloat16)

@@ -2,13 +2,15 @@
 
 import hashlib
 import itertools
+import json
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mettle.errors import UserError
 from mettle.trainer.policy import write_policy
@@ -42,6 +44,22 @@ def test_the_same_config_gives_the_same_bytes(folder, tmp_path):
     digests = [hashlib.sha256((f / "model.safetensors").read_bytes()).hexdigest() for f in (folder, again, other)]
     assert digests[0] == digests[1] != digests[2]
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_model_is_the_one_that_transformers_would_make(folder, tmp_path):
+    """Config and weights, so that a seed gives what it gave when transformers made it."""
+    config = AutoConfig.from_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs = AutoModelForCausalLM.from_config(config)
+    ours = load_file(folder / "model.safetensors")
+    expected = {name: parameter for name, parameter in theirs.named_parameters() if name != "lm_head.weight"}
+    assert ours.keys() == expected.keys()
+    assert all(torch.equal(ours[name], expected[name]) for name in ours)
+    config.save_pretrained(tmp_path)
+    written, saved = (json.loads((at / "config.json").read_text()) for at in (folder, tmp_path))
+    del saved["transformers_version"]
+    assert written == saved
 
 
 @settings(max_examples=50, deadline=None)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -34,6 +35,15 @@ class ModelChoice(NamedTuple):
     version: int | None
 
 
+def counted_ids() -> Callable[[], str]:
+    """Names of 32 hexadecimal digits that no other process gives: drawn once, then counted.
+
+    A draw for each request asks the system, and gives the interpreter to the engine's thread until that lets go of it.
+    """
+    drawn, numbers = uuid.uuid4().hex[:20], count()
+    return lambda: f"{drawn}{next(numbers):012x}"
+
+
 @dataclass
 class ModelService:
     """One served model with its adapters. `is_stopping` turns new requests away while the running ones finish."""
@@ -41,7 +51,7 @@ class ModelService:
     bridge: Bridge
     renderer: Renderer
     model_name: str
-    new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+    new_id: Callable[[], str] = field(default_factory=counted_ids)
     clock: Callable[[], float] = time.time
     created: int = field(default=0)
     is_stopping: bool = False

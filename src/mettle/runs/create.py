@@ -47,7 +47,7 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     write_configs(run_dir, loaded)
     if config.warm_up.enabled:
         _write_demonstrations(run_dir, config, given)
-    if config.deployment.share is not None:
+    if has_policy(config):
         assert config.model.path is not None, "a run in a share has the share's base"
         run_dir.model.symlink_to(config.model.path.resolve(), target_is_directory=True)
     ledger = Ledger(run_dir.ledger)
@@ -56,6 +56,13 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     finally:
         ledger.close()
     return run_dir
+
+
+def has_policy(config: RunConfig) -> bool:
+    """Whether the policy that the run begins with is there as it is, so that no process has to make it. A cluster's
+    processes look for it themselves: it may be on their hosts alone."""
+    is_here = config.model.path is not None and not config.warm_up.enabled and config.deployment.engine == "local"
+    return is_here or config.deployment.share is not None
 
 
 def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
@@ -186,6 +193,8 @@ def write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:
         "group_size": config.orchestrator.group_size,
     }
     if config.deployment.share is not None:
-        facts |= {"share": str(config.deployment.share), "is_warm": True}
+        facts["share"] = str(config.deployment.share)
+    if has_policy(config):
+        facts["is_warm"] = True
     for key, value in facts.items():
         ledger.journal.set_fact(key, value)

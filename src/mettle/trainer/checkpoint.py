@@ -2,8 +2,9 @@
 while the trainer waits or, from a copy in memory, while it goes on.
 
 Where adapters are trained it is the tenant's files and the random state instead, since the base does not change. Either
-may be loaded by another number of ranks than saved it. The folder, its manifest and what "complete" means belong to
-`storage.checkpoints`.
+may be loaded by another number of ranks than saved it. torch's checkpoints are imported when one is written or read:
+most of a second of a processor, which a run need not pay before its first step. The folder, its manifest and what
+"complete" means belong to `storage.checkpoints`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from mettle.errors import StorageError
 from mettle.storage.checkpoints import Checkpoint, damage_of, newest_checkpoint
@@ -32,6 +29,12 @@ _PROCESS_FILE = "process.pt"
 """Beside a tenant's files: the random state and the step."""
 
 
+def import_writer() -> None:
+    """Import what a checkpoint of the base needs, so that the next one begins at once."""
+    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.checkpoint.state_dict_saver  # noqa: F401
+
+
 def save_learner(folder: Path, learner: Learner, step: int) -> None:
     """Write the state after step `step` into `folder`. Every rank calls it."""
     if not learner.tenant.is_base:
@@ -39,6 +42,8 @@ def save_learner(folder: Path, learner: Learner, step: int) -> None:
             save_tenant(folder, learner.tenant, learner.policy, base_digest=learner.base_digest)
             torch.save({"rng": torch.get_rng_state(), "step": step}, folder / _PROCESS_FILE)
         return
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     with _quiet(), _ordinary_errors():
         save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
 
@@ -49,6 +54,8 @@ def save_learner_beside(folder: Path, learner: Learner, step: int) -> Future[Any
     Every rank calls it, for a tenant that trains the base itself, and may change the state when this returns; where the
     future is done on a rank, every rank has written. What it raises is told by `outcome`.
     """
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
     # Not for the length of a block: the thread that warns outlives it.
     warnings.filterwarnings("ignore", message=_ALONE)
     with _ordinary_errors():
@@ -75,6 +82,10 @@ def load_learner(folder: Path, learner: Learner) -> int:
     """
     if not learner.tenant.is_base:
         return _load_adapter(folder, learner)
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     state = _state(learner, 0)
     try:
         with _quiet():
@@ -122,6 +133,8 @@ def newest_complete(root: Path, warn: Callable[[str], None]) -> Checkpoint | Non
 @contextmanager
 def _ordinary_errors() -> Iterator[None]:
     """Torch derives its error from BaseException: whoever looks for a failed write further up would not see it."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         yield
     except CheckpointException as error:
@@ -137,5 +150,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _state(learner: Learner, step: int) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     model, optimizer = get_state_dict(learner.policy, learner.tenant.optimizers)
     return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state(), "step": torch.tensor(step)}

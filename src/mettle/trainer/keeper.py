@@ -25,7 +25,7 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
 from mettle.storage.trained_logprobs import logprobs_path
-from mettle.trainer.checkpoint import outcome, save_learner, save_learner_beside
+from mettle.trainer.checkpoint import import_writer, outcome, save_learner, save_learner_beside
 from mettle.trainer.config import CheckpointConfig
 from mettle.trainer.handover import BESIDE_BYTES
 from mettle.trainer.learner import Learner
@@ -68,6 +68,11 @@ class CheckpointKeeper:
         self._under_way: SaveUnderWay | None = None
         self._copier = LedgerCopier(run_dir.ledger)
         self._spent = 0  # the batches up to this step have been deleted
+
+    def prepare(self) -> None:
+        """Import what writes a checkpoint while the first batch is still being sampled, and not while one is due."""
+        if self._learner.tenant.is_base:
+            import_writer()
 
     def save(self, step: int) -> None:
         """Write a checkpoint of the state after `step`, or begin to. Every rank calls it."""

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from mettle.records.tokens import Batch, FloatArray
 from mettle.trainer.config import DistillationConfig, MicroBatchConfig, OptimConfig, SchedulerConfig
+from mettle.trainer.cut import is_cut
 from mettle.trainer.distillation import Distiller
 from mettle.trainer.layout import ComponentCounts, Index, Layout, Sequences, empty_layout, lay_out
 from mettle.trainer.loss import BatchLoss, TargetLoss, TargetTensors
@@ -266,7 +266,7 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> fl
     limit = math.inf if max_norm is None else max_norm
     groups: defaultdict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
-        groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
+        groups[parameter.device_mesh if is_cut(parameter) else None].append(parameter)
     if len(groups) == 1:
         norm = _whole(nn.utils.clip_grad_norm_(parameters, limit))
     else:
@@ -279,4 +279,4 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> fl
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_cut(tensor) else tensor

@@ -118,6 +118,7 @@ class Trainer:
     def run(self) -> int:
         """Train until `max_steps`, the end of the run, or a request to stop; returns the last step trained."""
         step = self.resume()
+        self._keeper.prepare()
         while step < self.config.max_steps:
             started = time.perf_counter()
             digest = self.next_digest(step + 1)

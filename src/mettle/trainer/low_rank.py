@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
 from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import LowRankPair
-from mettle.trainer.experts import stacked_experts
+from mettle.trainer.cut import is_cut
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 FAMILIES = ("qwen3_moe",)
@@ -70,12 +69,14 @@ def expert_modules(network: nn.Module) -> dict[str, Any]:
     the experts are spread over ranks."""
     if getattr(network.config, "model_type", None) not in FAMILIES:
         return {}
+    from mettle.trainer.experts import stacked_experts
+
     names = {id(module): name for name, module in network.named_modules()}
     return {names[id(module)]: module for module in stacked_experts(network) if not _is_spread(module.down_proj)}
 
 
 def _is_spread(parameter: Tensor) -> bool:
-    return isinstance(parameter, DTensor) and "expert" in (parameter.device_mesh.mesh_dim_names or ())
+    return is_cut(parameter) and "expert" in (parameter.device_mesh.mesh_dim_names or ())
 
 
 def matrix_shape(module: Any, projection: str) -> tuple[int, int]:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from mettle.trainer.config import MicroBatchConfig
+from mettle.trainer.cut import is_cut, is_gathering
 from mettle.trainer.layout import Layout, bare_targets
 from mettle.trainer.model import Policy
 from mettle.trainer.world import World
@@ -49,7 +48,7 @@ def activation_bytes_per_token(policy: Policy, world: World) -> float:
     alive: list[Tensor] = []  # or an address could be used twice, and count once
 
     def know(module: nn.Module, _: Any = None) -> None:
-        own.update(_storage(parameter) for parameter in module.parameters() if not isinstance(parameter, DTensor))
+        own.update(_storage(parameter) for parameter in module.parameters() if not is_cut(parameter))
 
     def note(tensor: Tensor) -> None:
         # Nothing is given back: a tensor that its own node would keep so were never free again.
@@ -59,7 +58,7 @@ def activation_bytes_per_token(policy: Policy, world: World) -> float:
 
     know(policy)
     # What FSDP2 gathers for a module is there when its turn comes, and in the same storage each time.
-    gathering = [module for module in policy.modules() if isinstance(module, FSDPModule)]
+    gathering = [module for module in policy.modules() if is_gathering(module)]
     hooks = [module.register_forward_pre_hook(know) for module in gathering]
     was_checkpointing = policy.is_checkpointing
     policy.checkpoint_activations(False)
@@ -68,7 +67,7 @@ def activation_bytes_per_token(policy: Policy, world: World) -> float:
     policy.checkpoint_activations(was_checkpointing)
     for hook in hooks:
         hook.remove()
-    if isinstance(policy, FSDPModule):
+    if is_gathering(policy):
         policy.reshard()
     # Ranks that share a sequence have a part of its tokens each.
     whole = sum(kept.values()) * policy.grid.context / PROBE_TOKENS

@@ -13,31 +13,28 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
 
 from mettle.errors import UserError
 from mettle.trainer.adapter import AdapterSlots
-from mettle.trainer.context import ContextGroup, refuse_attention
-from mettle.trainer.experts import INSIDE, ExpertParallel, check_experts, stacked_experts
+from mettle.trainer.cut import is_cut
+from mettle.trainer.dense import DenseNetwork, dense_network
 from mettle.trainer.grid import Grid
 from mettle.trainer.layout import Index, Layout
 from mettle.trainer.loss import token_logprobs
-from mettle.trainer.parts import CannotCut, ModelFiles, bare_network, read_parts, restore_buffers, sources_of
 from mettle.trainer.passes import pass_price
 from mettle.trainer.routers import Routers
 from mettle.trainer.widened import widen
 from mettle.trainer.world import World
+
+if TYPE_CHECKING:
+    from mettle.trainer.context import ContextGroup
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +68,7 @@ class TeacherComparison:
 
 
 class Policy(nn.Module):
-    """A causal LM that reports log-probabilities of targets. `network` is the transformers model."""
+    """A causal LM that reports log-probabilities of targets. `network` is transformers' or `dense`."""
 
     def __init__(self, network: nn.Module, dtype: torch.dtype, *, is_widened: bool = False) -> None:
         super().__init__()
@@ -350,19 +347,16 @@ def load_policy(
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a model directory: it has no config.json")
     if world.size > 1 and not is_whole:
+        from mettle.trainer.parts import CannotCut
+
         try:
             return _load_parts(folder, world, dtype, grid, is_frozen=is_frozen, is_offloaded=is_offloaded)
         except CannotCut as why:  # by what all ranks see alike, and before they have said a word to each other
             logger.info("every rank reads the whole model", extra={"why": str(why)})
-    try:
-        network = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto" if is_frozen else torch.float32, attn_implementation="sdpa", local_files_only=True
-        )
-        if network.dtype != dtype:
-            network = network.float()
-    except (OSError, ValueError) as error:
-        raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
-    network = network.to(world.device)
+    is_ours = world.size == 1 and world.device.type == "cpu" and not is_frozen
+    network: Any = dense_network(folder) if is_ours else None
+    if network is None:
+        network = _transformers_network(folder, dtype, is_frozen=is_frozen).to(world.device)
     is_widened = is_frozen and world.size == 1 and network.dtype != torch.float32 and widen(network, world.device)
     policy = Policy(network, torch.float32 if is_widened else dtype, is_widened=is_widened)
     policy.train()
@@ -372,10 +366,26 @@ def load_policy(
     return policy
 
 
+def _transformers_network(folder: Path, dtype: torch.dtype, *, is_frozen: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # it would be written to a log
+    try:
+        network = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto" if is_frozen else torch.float32, attn_implementation="sdpa", local_files_only=True
+        )
+        return network if network.dtype == dtype else network.float()
+    except (OSError, ValueError) as error:
+        raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
+
+
 def _load_parts(
     folder: Path, world: World, dtype: torch.dtype, grid: Grid | None, *, is_frozen: bool, is_offloaded: bool
 ) -> Policy:
     """The same of a model that is cut before it is read. Raises: CannotCut."""
+    from mettle.trainer.parts import ModelFiles, bare_network, read_parts, restore_buffers, sources_of
+
     checkpoint = ModelFiles(folder)
     is_as_stored = is_frozen and checkpoint.holds_only(dtype)
     try:
@@ -406,6 +416,11 @@ def shard_policy(policy: Policy, world: World, grid: Grid | None = None, *, is_o
     grid = policy.grid = grid or Grid.of(world)
     if world.size == 1:
         return
+    # Imported here: they bring sympy with them, which one rank has no use for.
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    from mettle.trainer.context import ContextGroup, refuse_attention
+
     if grid.context > 1:
         refuse_attention(layer_kinds(policy))
         policy.context = ContextGroup(grid.context_mesh(world.device.type))
@@ -426,6 +441,12 @@ def shard_policy(policy: Policy, world: World, grid: Grid | None = None, *, is_o
 
 def _share_experts(policy: Policy, grid: Grid, device_type: str, options: dict[str, Any]) -> None:
     """Give each rank of an expert group its experts, and cut these among the groups."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from mettle.trainer.experts import INSIDE, ExpertParallel, check_experts, stacked_experts
+
     check_experts(_blocks(policy), num_ranks=grid.expert, num_cuts=grid.shard * grid.context)
     mesh = grid.experts_mesh(device_type)
     cut = mesh["replicate", "shard"] if grid.replicate > 1 else mesh["shard"]
@@ -440,11 +461,11 @@ def full_state(policy: Policy) -> dict[str, Tensor]:
 
     On one CPU rank these are the live weights themselves, not copies: use them before the next step.
     """
-    from transformers.core_model_loading import revert_weight_conversion
-
     named = policy.state_dict()
     # The general way asks every parameter for its name, its mesh and its device: that takes twenty times as long.
-    if any(isinstance(tensor, DTensor) or tensor.device.type != "cpu" for tensor in named.values()):
+    if any(is_cut(tensor) or tensor.device.type != "cpu" for tensor in named.values()):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
         named = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     state = {
         name.removeprefix("network."): tensor.contiguous()
@@ -455,6 +476,10 @@ def full_state(policy: Policy) -> dict[str, Tensor]:
     if network.config.tie_word_embeddings:
         for name in network.all_tied_weights_keys:
             state.pop(name, None)
+    if isinstance(network, DenseNetwork):
+        return state
+    from transformers.core_model_loading import revert_weight_conversion
+
     reverted: dict[str, Tensor] = revert_weight_conversion(network, state)
     return reverted
 

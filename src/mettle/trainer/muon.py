@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+from mettle.trainer.cut import is_cut
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic x <- a x + b x^3 + c x^5, which takes singular values of (0, 1] to about .7 to 1.2 in five rounds."""
@@ -58,8 +59,10 @@ class Muon(torch.optim.Optimizer):
 
 def _whole_and_back(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """`function` of a tensor that may be sharded: gathered, computed alike on each rank, and cut as it was."""
-    if not isinstance(tensor, DTensor):
+    if not is_cut(tensor):
         return function(tensor)
+    from torch.distributed.tensor import distribute_tensor
+
     whole = function(tensor.full_tensor())
     return distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
 

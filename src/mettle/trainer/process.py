@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from types import FrameType
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from mettle.log import setup_logging
 from mettle.processes.beats import Gauge, Heartbeat
@@ -59,10 +58,9 @@ def train(run_dir: RunDir) -> None:
 
 
 def setup_torch(num_threads: int, seed: int) -> None:
-    """Threads and random state; no progress bars in a process that writes a log."""
+    """Threads and random state."""
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
-    disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from mettle.errors import UserError
 from mettle.trainer.adapter import Adapter
 from mettle.trainer.config import OptimConfig
+from mettle.trainer.cut import is_cut
 from mettle.trainer.muon import Muon, is_muon_matrix
+from mettle.trainer.uncompiled import UncompiledAdamW
 
 BASE = ""
 """The name of the tenant whose parameters are the base's own."""
@@ -100,8 +101,8 @@ def build_optimizers(
         {"params": [p for p in rest if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    meshes = {parameter.device_mesh for parameter in rest if isinstance(parameter, DTensor)}
-    adamw = torch.optim.AdamW(
+    meshes = {parameter.device_mesh for parameter in rest if is_cut(parameter)}
+    adamw = UncompiledAdamW(
         [group for group in groups if group["params"]] or groups[:1], lr=config.lr, betas=config.betas, eps=config.eps,
         # torch's products over many parameters at once are of one mesh; experts may be on one of their own.
         foreach=False if len(meshes) > 1 else None,

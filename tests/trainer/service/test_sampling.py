@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mettle.trainer.policy import model_config, write_tokenizer
 from mettle.trainer.service.store import Store
@@ -101,8 +101,7 @@ async def test_more_weights_than_places_take_turns(settings):
 @pytest.fixture
 def untied_model(tmp_path):
     """A base whose output head is its own, so that adapters may change it."""
-    config = model_config(MINI)
-    config.tie_word_embeddings = False
+    config = Qwen3Config(**{**model_config(MINI), "tie_word_embeddings": False})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         folder = tmp_path / "org" / "tiny"

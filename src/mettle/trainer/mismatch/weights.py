@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mettle.errors import StorageError
 from mettle.storage.weights import read_version, weight_file
+from mettle.trainer.cut import is_cut, is_gathering
 from mettle.trainer.learner import Learner
 from mettle.trainer.model import Policy
 
@@ -59,8 +58,10 @@ def _parts(path: Path, own: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 
 
 def _part(parameter: Tensor, whole: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
+    if not is_cut(parameter):
         return whole
+    from torch.distributed.tensor import distribute_tensor
+
     cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return cut.to_local().clone()
 
@@ -68,7 +69,7 @@ def _part(parameter: Tensor, whole: Tensor) -> Tensor:
 @contextmanager
 def _apart(policy: Policy) -> Iterator[None]:
     """What FSDP2 keeps gathered after a pass is given up, so that the next one gathers what is there by then."""
-    if not isinstance(policy, FSDPModule):
+    if not is_gathering(policy):
         yield
         return
     policy.reshard()
@@ -82,7 +83,7 @@ def _apart(policy: Policy) -> Iterator[None]:
 def _exchanged(parameter: Tensor, part: Tensor) -> Iterator[None]:
     """Within the block the parameter holds `part`, or this rank's part of it does."""
     kept = parameter.data
-    if not isinstance(kept, DTensor):
+    if not is_cut(kept):
         parameter.data = part
         try:
             yield
@@ -115,7 +116,7 @@ def rounded(policy: Policy, form: Callable[[Tensor], Tensor]) -> Iterator[None]:
     buffers = {buffer: buffer.data for buffer in network.buffers() if buffer.is_floating_point()}
     with _apart(policy), ExitStack() as held:
         for parameter in network.parameters():
-            data = parameter.data.to_local() if isinstance(parameter.data, DTensor) else parameter.data
+            data = parameter.data.to_local() if is_cut(parameter.data) else parameter.data
             held.enter_context(_exchanged(parameter, form(data)))
         try:
             yield
