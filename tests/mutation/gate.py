@@ -42,7 +42,15 @@ class Target:
 TARGETS = {
     "sampler": Target("inference/engine/sampler.py", ("inference/engine/test_sampler.py",)),
     "canary": Target("inference/engine/canary.py", ("inference/engine/test_canary.py",)),
-    "scheduler": Target("inference/engine/scheduler.py", ("inference/engine/test_scheduler.py",)),
+    "scheduler": Target(
+        "inference/engine/scheduler.py",
+        (
+            "inference/engine/test_scheduler.py",
+            "inference/engine/test_prompts.py",
+            "inference/engine/test_memory.py",
+            "inference/engine/test_grammars.py",
+        ),
+    ),
     "admission": Target("orchestrator/admission.py", ("orchestrator/test_admission.py",)),
     "ledger": Target("storage/ledger.py", ("storage/test_ledger.py",)),
     "checkpoints": Target("storage/checkpoints.py", ("storage/test_checkpoints.py",)),
@@ -50,6 +58,12 @@ TARGETS = {
     "rubric": Target("envs/rubrics/rubric.py", ("envs/rubrics/test_rubric.py", "envs/rubrics/test_scoring.py")),
     "loss": Target("trainer/loss.py", ("trainer/test_loss.py",)),
     "packing": Target("trainer/layout.py", ("trainer/test_layout.py",)),
+    "mismatch": Target("trainer/mismatch/monitor.py", ("trainer/mismatch/test_monitor.py",)),
+    "samples": Target("orchestrator/samples.py", ("orchestrator/test_samples.py",)),
+    "batcher": Target("orchestrator/batcher.py", ("orchestrator/test_batcher.py", "orchestrator/test_admission.py")),
+    "outside": Target("inference/outside/checks.py", ("inference/outside/test_checks.py",)),
+    "liveness": Target("processes/liveness.py", ("processes/test_liveness.py",)),
+    "watchdog": Target("runs/watchdog.py", ("runs/test_watchdog.py",)),
 }
 
 

@@ -74,6 +74,16 @@ def test_what_gives_up_its_memory_goes_on_as_if_it_had_not(long_model: Any) -> N
     assert scheduler.totals.prompt_tokens == roomy.totals.prompt_tokens
 
 
+def test_the_younger_of_two_gives_way_once(long_model: Any) -> None:
+    requests = [ask(str(i), [i + 1] * 100, max_tokens=60, seed=i, ignore_eos=True) for i in range(2)]
+    # Room for both in slots of 128 tokens, and for one where one has outgrown its slot.
+    tight = make_scheduler(long_model, kv_cache_bytes=460 * token_bytes(long_model), max_slots=2, max_model_len=220)
+    found, _ = run_within(tight, requests)
+    expected, _ = run_within(make_scheduler(long_model, max_slots=2, max_model_len=220), requests)
+    assert [one.choices[0].token_ids for one in found] == [one.choices[0].token_ids for one in expected]
+    assert (tight.totals.preempted, tight.totals.sampled_tokens) == (1, 120)
+
+
 def test_choices_that_there_is_no_memory_for_start_later(long_model: Any) -> None:
     budget = 2100 * token_bytes(long_model)
     request = ask("a", [5] * 300, n=12, max_tokens=5, seed=3, ignore_eos=True)
