@@ -154,6 +154,23 @@ async def test_who_waits_for_a_place_gets_the_first_and_none_when_the_pool_is_cl
         await waiting
 
 
+async def test_a_place_lost_while_an_environment_loads_there_is_no_fault_of_the_environment(
+    nodes, tmp_path, monkeypatch
+):
+    wait = tmp_path / "wait"
+    wait.touch()
+    monkeypatch.setenv("TROUBLED_WAITS", str(wait))
+    nodes.start("workers-0")
+    pool = WorkerPool(WorkerSpec("troubled", {"fails": "waits"}), 1, home=nodes.places().home(1))
+    asking = asyncio.create_task(asyncio.to_thread(lambda: pool.about))
+    await until(lambda: any(beat.has_work for beat in read_beats(nodes.folder / "beats").values()))
+    nodes.lose("workers-0")
+    wait.unlink()
+    nodes.start("workers-1")
+    assert (await asking)["env_version"] == "0.3.0"
+    await pool.close()
+
+
 async def test_a_worker_that_nothing_is_heard_of_is_let_go_at_once(nodes, endpoint):
     """Its host may be cut off: no end of the connection comes from there."""
     nodes.start("workers-0")

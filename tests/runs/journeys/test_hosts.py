@@ -12,9 +12,12 @@ import pytest
 from outside_stories import OPEN, OutsideStory
 from ray_hosts import RayHosts, ray_hosts
 from stories import CONFIG, Run, published
+from stories import STEPS as SMALL_STEPS
 from tests.namespaces import Host, end_processes, identity, network, processes_in
 
 from mettle.inference.outside.roster import read_roster
+from mettle.processes.beats import read_beats
+from mettle.processes.liveness import is_worker
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install -e '.[ray]'")
@@ -25,6 +28,14 @@ FAR = OPEN.replace("max_tokens = 6", "max_tokens = 32").replace("lease_s = 5", '
 ON_RAY = CONFIG.replace(
     "hub = false",
     'hub = false\nengine = "ray"\nnum_trainer_ranks = 2\n\n[deployment.ray]\nhead_loss_s = 10\nwait_for_room_s = 20',
+)
+
+WORKERS_FAR = (
+    ON_RAY.replace("num_trainer_ranks = 2\n", "")
+    .replace("env_workers = 0", "env_workers = 2")
+    .replace(
+        "head_loss_s = 10", "head_loss_s = 10\ncpus_for_owner = 0\nnum_worker_places = 1\ncpus_per_worker_place = 1.5"
+    )
 )
 
 
@@ -85,14 +96,19 @@ def wait_until_empty(host: Host) -> None:
 
 
 @needs_ray
+@pytest.mark.parametrize(("text", "steps"), [(ON_RAY, SMALL_STEPS), (WORKERS_FAR, 10 * SMALL_STEPS)])
 def test_a_run_on_two_hosts_goes_on_after_a_partition_that_the_cluster_outlasts(
-    tmp_path: Path, cluster: Cluster
+    tmp_path: Path, cluster: Cluster, text: str, steps: int
 ) -> None:
     hosts, _ = cluster
     with hosts["head"].inside():
-        run = Run(tmp_path, text=ON_RAY)
+        run = Run(tmp_path, text=text, steps=steps)
     try:
         run.wait_for(published(2))
+        if text is WORKERS_FAR:
+            workers = {beat.pid for name, beat in read_beats(run.run_dir.beats).items() if is_worker(name)}
+            assert len(workers) == 2
+            assert workers <= set(processes_in([identity(hosts["far"].namespace)]))
         hosts["far"].cut()
         time.sleep(SHORT_S)
         hosts["far"].heal()
@@ -100,6 +116,7 @@ def test_a_run_on_two_hosts_goes_on_after_a_partition_that_the_cluster_outlasts(
         run.check_accounts()
         restarts = run.read(lambda ledger: {p.name: p.restarts for p in ledger.journal.processes()}, {})
         assert set(restarts.values()) == {0}, restarts
+        assert run.read(lambda ledger: list(ledger.journal.events(kind="worker_died")), None) == []
     finally:
         run.close()
 

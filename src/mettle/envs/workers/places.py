@@ -154,6 +154,7 @@ class PlacedWorker:
         self.connection = connection
         self.pulse = pulse
         self._is_over = False
+        self.is_place_lost = False
 
     def kill(self) -> None:
         """End it. Its connection is cut here, too: it may be where nothing is heard from any more."""
@@ -180,6 +181,7 @@ class PlacedWorker:
             return "closed its connection"
         except OSError:
             told = None
+        self.is_place_lost = told is None
         return "is gone with its place" if told is None else how_it_ended(int(told["code"]))
 
 

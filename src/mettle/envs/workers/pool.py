@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from mettle.envs.state import State
 from mettle.envs.workers.process import Worker, WorkerStats, rows_as_sent
-from mettle.envs.workers.spawn import Spawned, ThisHost, WorkerDied, WorkerHome, WorkerSpec
+from mettle.envs.workers.spawn import PlaceLost, Spawned, ThisHost, WorkerDied, WorkerHome, WorkerSpec
 from mettle.envs.workers.states import state_from
 from mettle.errors import MettleError
 from mettle.web.backoff import Backoff
@@ -88,8 +88,11 @@ class WorkerPool:
             self._first.set(settings)
 
     def _spawned(self) -> Spawned:
-        if self._first is None:
-            self._first = Spawned(self.spec, self._home)
+        while self._first is None:
+            try:
+                self._first = Spawned(self.spec, self._home)
+            except PlaceLost as loss:  # another place will load it
+                logger.warning("%s", loss)
         return self._first
 
     # At work

@@ -1,8 +1,9 @@
 """Starting a worker, and what can be asked before it is at work: what the environment is, and its rows.
 
 Parts: `WorkerSpec` (what to load), `Spawned` (a process that has loaded it), `WorkerProcess` and `WorkerHome` (a worker
-and where it is started, on this machine or elsewhere), `ThisHost`, `WorkerDied`. All of it blocks, for code that has no
-event loop yet; a pool calls it in a thread. Invariant: a process that does not come up is ended and reaped.
+and where it is started, on this machine or elsewhere), `ThisHost`, `WorkerDied`, `PlaceLost`. All of it blocks, for
+code that has no event loop yet; a pool calls it in a thread. Invariant: a process that does not come up is ended and
+reaped.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ END_S = 5.0
 
 class WorkerDied(InfraError):
     """The process that ran a group ended, or had to be ended."""
+
+
+class PlaceLost(WorkerDied):
+    """It was lost with the place that had started it, which says nothing of what it ran."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,11 @@ class WorkerProcess(Protocol):
         """In words, for a message."""
         ...
 
+    @property
+    def is_place_lost(self) -> bool:
+        """Whether it was lost with its place; known once `how_it_ended` has been asked."""
+        ...
+
 
 class WorkerHome(Protocol):
     """Where the workers of a pool are started."""
@@ -92,6 +102,7 @@ class ThisHost:
 
 class _Child:
     where = ""
+    is_place_lost = False
 
     def __init__(self) -> None:
         self.connection, theirs = socket.socketpair()
@@ -207,9 +218,9 @@ class Spawned:
             answer = None
         where = f" in {self._process.where}" if self._process.where else ""
         if answer is None:
-            raise WorkerDied(
-                f"the worker for {spec.env_id}{where} {self.how_it_ended()} while it loaded the environment"
-            )
+            how = self.how_it_ended()
+            kind = PlaceLost if self._process.is_place_lost else WorkerDied
+            raise kind(f"the worker for {spec.env_id}{where} {how} while it loaded the environment")
         if "error" in answer:
             raise UserError(f"environment {spec.env_id!r} cannot be loaded{where}: {answer['error']}")
         self.connection.settimeout(None)

@@ -204,7 +204,11 @@ class Fleet:
                     self._retire(self._by_file.pop(path))
                     member = None
                 if member is None and url is not None:
-                    member = self._by_file[path] = self._join(url)
+                    try:
+                        member = self._by_file[path] = self._join(url)
+                    except UserError as error:
+                        logger.warning("a sandbox service cannot be spoken to: %s", error)
+                        continue
                     watch = asyncio.create_task(self._look_after(member, is_new=True), name="sandbox service watch")
                     self._looking = [*(task for task in self._looking if not task.done()), watch]
             await asyncio.sleep(_FOLLOW_S)
