@@ -6,6 +6,7 @@ import torch
 from tests.trainer.conftest import ALONE, gradients, make_batch, make_group, make_recipe, planned
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from mettle.trainer import model as model_module
 from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner
@@ -57,6 +58,21 @@ def test_layouts_agree_on_every_model_that_they_are_used_on(model):
         usual.plan = lambda _: layouts
         found, _ = gradients(usual, batch)
         torch.testing.assert_close(found, expected, rtol=3e-4, atol=3e-7)
+
+
+@torch.no_grad()
+def test_what_is_said_of_a_sequence_is_the_same_in_chunks(model, monkeypatch):
+    _, policy = model
+    ids, places = np.arange(1, 41), np.array([1, 5, 6, 7, 20, 39])
+    temperatures = torch.tensor([1.0, 0.5, 2.0, 1.0, 0.7, 1.0])
+    scaled = policy.logits_at(ids, places, None) / temperatures[:, None]
+    expected = torch.log_softmax(scaled, -1)[torch.arange(6), torch.from_numpy(ids[places])]
+    sizes = []
+    head = policy.head
+    monkeypatch.setattr(policy, "head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
+    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", 4 * policy.vocab_size)
+    torch.testing.assert_close(policy.logprobs_at(ids, places, None, temperatures), expected, rtol=0, atol=1e-6)
+    assert sizes == [4, 2]
 
 
 def test_a_shared_prompt_would_be_wrong_under_a_sliding_window(model):

@@ -195,8 +195,8 @@ class MismatchConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     interval: int = Field(default=10, ge=0)
-    """Compare at the first two steps and at every so many; 0 never does. Several ranks share the sequences; where they
-    share one sequence (context_parallel), or compute in another type than the weights', nothing is compared."""
+    """Compare at the first two steps and at every so many; 0 never does. Several ranks share the sequences, each of
+    which one rank computes whole; where they compute in another type than the weights', nothing is compared."""
     num_sequences: int = Field(default=8, ge=1)
     """Sequences of the batch that are compared."""
     tolerance: float = Field(default=2e-3, gt=0)

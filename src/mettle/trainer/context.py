@@ -19,6 +19,8 @@ Legend: B rows, T columns of the pass, t = T / ranks own columns, N heads, D hea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -61,11 +63,22 @@ class ContextGroup:
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         self.rank, self.size = mesh.get_local_rank(), mesh.size()
+        self._attention_alone = ""
 
     def join(self, network: Any) -> None:
         """Let a transformers network attend so. Called before it computes."""
         AttentionInterface.register(NAME, partial(attend, self))
+        self._attention_alone = network.config._attn_implementation
         network.config._attn_implementation = NAME
+
+    @contextmanager
+    def apart(self, network: Any) -> Iterator[None]:
+        """Within the block each rank computes whole sequences of its own."""
+        network.config._attn_implementation = self._attention_alone
+        try:
+            yield
+        finally:
+            network.config._attn_implementation = NAME
 
     def cut(self, layout: Layout) -> OwnColumns:
         """This rank's part of a pass, which every rank of the group has whole."""

@@ -176,16 +176,40 @@ class Policy(nn.Module):
         """[K, V] float32: what is said of the tokens at `places` [K] of one sequence, computed in float32 with the
         weights as they are. `experts` as a batch has them for those tokens.
 
-        Ranks that share weights call it equally often.
+        Ranks that share weights call it equally often, each with a sequence of its own.
         """
+        with self._alone(places, experts):
+            return self.head(self._states_before(token_ids, places)).float()
+
+    def logprobs_at(self, token_ids: IntRow, places: IntRow, experts: Any, temperatures_K: Tensor) -> Tensor:
+        """[K] float32: the log-probabilities of those tokens themselves. No array of all logits exists."""
+        found = []
+        with self._alone(places, experts):
+            states_KH = self._states_before(token_ids, places)
+            ids_K = torch.from_numpy(token_ids[places]).to(states_KH.device)
+            chunk = max(1, LOGITS_AT_ONCE // self.vocab_size)
+            cut = (torch.split(tensor, chunk) for tensor in (states_KH, ids_K, temperatures_K))
+            for states, ids, temperatures in zip(*cut, strict=True):
+                logprobs = torch.log_softmax(self.head(states).float() / temperatures[:, None], -1)
+                found.append(logprobs.gather(1, ids[:, None])[:, 0])
+        return torch.cat(found)
+
+    @contextmanager
+    def _alone(self, places: IntRow, experts: Any) -> Iterator[None]:
+        """Compute one sequence, of which no other rank has tokens, in float32."""
+        exactly = exact_weights(self.network) if self.computes_short else nullcontext()
+        apart = nullcontext() if self.context is None else self.context.apart(self.network)
+        with exactly, apart, self.routing(places - 1, experts):
+            yield
+
+    def _states_before(self, token_ids: IntRow, places: IntRow) -> Tensor:
+        """[K, H] the last hidden states that the tokens at `places` of one sequence are predicted from."""
         device = next(self.network.parameters()).device
         body: Any = self.network.base_model
-        exactly = exact_weights(self.network) if self.computes_short else nullcontext()
-        with exactly, self.routing(places - 1, experts):
-            hidden_TH = body(input_ids=torch.from_numpy(token_ids)[None].to(device), use_cache=False).last_hidden_state[
-                0
-            ]
-            return self.head(hidden_TH[torch.from_numpy(places - 1).to(device)]).float()
+        hidden_BTH: Tensor = body(
+            input_ids=torch.from_numpy(token_ids)[None].to(device), use_cache=False
+        ).last_hidden_state
+        return hidden_BTH[0][torch.from_numpy(places - 1).to(device)]
 
     def routing(self, sources: Any, experts: Any, num_labels: int = 1) -> AbstractContextManager[None]:
         """See `Routers.told`; nothing for a dense network."""
@@ -436,7 +460,8 @@ def shard_policy(policy: Policy, world: World, grid: Grid | None = None, *, is_o
     for layer in _blocks(policy):
         fully_shard(layer, **options)
     fully_shard(policy, **options)
-    register_fsdp_forward_method(policy, "logits_at")
+    for name in ("logits_at", "logprobs_at"):
+        register_fsdp_forward_method(policy, name)
 
 
 def _share_experts(policy: Policy, grid: Grid, device_type: str, options: dict[str, Any]) -> None:

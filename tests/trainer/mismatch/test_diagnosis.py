@@ -180,20 +180,24 @@ def test_one_replica_of_three_that_is_ill_is_named(learner, published, fault):
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_two_ranks_name_the_replica_that_one_rank_does(learner, published, mini_model, tmp_path):
-    """Each compares its share of the sequences, and all find the same; weights are exchanged in parts."""
+    """Each compares its share of the sequences, and all find the same; weights are exchanged in parts. So do ranks that
+    train on parts of one sequence."""
     config, weights = state_of(learner)
     model = shutil.copytree(mini_model, tmp_path / "model")
     shutil.copy(published / "v2" / "model.safetensors", model / "model.safetensors")
     stale = weights | load_file(published / "v1" / "model.safetensors")
-    ills = {"stale weights": stale, "int8": {n: as_int8(w) for n, w in weights.items()}}
+    int8 = {n: as_int8(w) for n, w in weights.items()}
+    ills = [("stale weights", stale, 1), ("int8", int8, 1), ("stale weights", stale, 2)]
     well, cases, batches = generated((config, weights)), [], []
-    for ill in ills.values():
+    for _, ill, context in ills:
         rollouts = [(generated((config, ill)) if i % 3 == 1 else well)[i] for i in range(5)]
         batches.append(batch_of(rollouts, replicas=THREE * 2))
         digest, _ = write_batch(tmp_path / "batches", batches[-1])
         compare = [digest, str(tmp_path / "batches"), str(published)]
-        cases.append({"model": str(model), "config": {"max_steps": 9, "device": "cpu"}, "compare": compare})
-    for cause, batch, (ranks, _) in zip(ills, batches, train_on_ranks(tmp_path / "two", cases, 2), strict=True):
+        config_of = {"max_steps": 9, "device": "cpu", "context_parallel": context}
+        cases.append({"model": str(model), "config": config_of, "compare": compare})
+    found = train_on_ranks(tmp_path / "two", cases, 2)
+    for (cause, _, _), batch, (ranks, _) in zip(ills, batches, found, strict=True):
         alone = compared(learner, published, batch)
         assert ranks[0] == ranks[1]
         assert (ranks[0]["cause"], ranks[0]["replicas"], ranks[0]["num_tokens"]) == (cause, ["two"], 5 * 16)

@@ -260,11 +260,10 @@ class Comparer:
         return nullcontext() if version == self._current else version_weights(self._learner, self._folders[version])
 
     def _logprobs(self, sequence: ComparedSequence) -> Floats:
-        logits_KV = self._logits(sequence.token_ids, sequence.places, sequence.experts)
-        temperatures_K = torch.from_numpy(sequence.temperatures).to(logits_KV.device)
-        logprobs_KV = torch.log_softmax(logits_KV / temperatures_K[:, None], -1)
-        ids_K = torch.from_numpy(sequence.token_ids[sequence.places]).to(logits_KV.device)
-        found: Floats = logprobs_KV.gather(1, ids_K[:, None])[:, 0].double().cpu().numpy()
+        policy = self._learner.policy
+        temperatures_K = torch.from_numpy(sequence.temperatures).to(next(policy.parameters()).device)
+        found_K = policy.logprobs_at(sequence.token_ids, sequence.places, sequence.experts, temperatures_K)
+        found: Floats = found_K.double().cpu().numpy()
         return found
 
     def _logits(self, token_ids: Any, places: Any, experts: Any) -> Tensor:
