@@ -1,5 +1,6 @@
 """The Hub as a process: ready file, answers, bad input, an end on a signal."""
 
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from mettle.errors import UserError
+from mettle.hub.config import HubConfig
+from mettle.hub.server import serve_hub
 
 SOURCE = Path(__file__).parents[2] / "src"
 pytestmark = pytest.mark.usefixtures("forked_commands")
@@ -82,3 +87,33 @@ def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
         errors
         == f"error: no folder {tmp_path / 'nowhere'}, and no evaluations: name a folder of runs, or one run directory\n"
     )
+
+
+def test_garbage_is_looked_for_again_once_a_hub_answers(tmp_path):
+    seen = []
+
+    def ready(url, link):
+        seen.append(gc.isenabled())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    config = HubConfig(
+        data=tmp_path / "hub",
+        runs=tmp_path,
+        port=0,
+        sandboxes=False,
+        check_pushes=False,
+        work_here=False,
+        served_models=0,
+    )
+    gc.disable()  # as `mettle hub serve` does for its start
+    try:
+        serve_hub(config, ready)
+    finally:
+        gc.enable()
+    assert seen == [True]
+
+
+def test_a_model_to_train_that_is_not_there_is_one_line(tmp_path):
+    config = HubConfig(data=tmp_path / "hub", runs=tmp_path, port=0, models=tmp_path, train_models=["none"])
+    with pytest.raises(UserError, match=r"train_models: no model 'none' in .*; there are: none"):
+        serve_hub(config, lambda url, link: None)

@@ -26,6 +26,16 @@ def hub() -> None:
 @hub.command(cls=ConfigCommand, model="mettle.hub.config:HubConfig", metavar="[FILE.toml]...")
 def serve(words: list[str], given: Given) -> None:
     """Serve this lab until Ctrl-C. Accounts, environments, runs and evaluations, on one port, from one folder."""
+    import gc
+
+    gc.disable()  # What a start imports stays: looking through it for garbage is a tenth of a start. Till it answers.
+    try:
+        _serve(words, given)
+    finally:
+        gc.enable()
+
+
+def _serve(words: list[str], given: Given) -> None:
     from mettle.config import load_config
     from mettle.hub.config import HubConfig
     from mettle.hub.server import serve_hub

@@ -91,10 +91,9 @@ def create_app(
         from sqlalchemy.exc import DataError, IntegrityError
 
         from mettle.hub.routes import include_routes, looking
-        from mettle.hub.training_service.proxy import TrainingProxy
 
         shown = [Depends(looking.looking_at_runs)]
-        app.state.training_proxy = TrainingProxy(lab)
+        app.state.training_proxy = None  # made by the first request for it
         include_routes(app)
         app.add_exception_handler(IntegrityError, _conflict)
         app.add_exception_handler(DataError, _not_kept)

@@ -22,6 +22,8 @@ from mettle.web.doors import allowed_hosts, is_loopback
 from mettle.web.server import HttpServer, bind, on_signals, url_of
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from mettle.hub.background import Part
     from mettle.hub.lab import Lab
     from mettle.hub.serving.engines import ModelEngines
@@ -107,10 +109,10 @@ async def _serve(
         stack.enter_context(_warming_up(app.state.catalog, is_wanted=lab is not None))
         if engines is not None:
             await stack.enter_async_context(engines)
-        if lab is not None:
-            stack.push_async_callback(app.state.training_proxy.close)
+        stack.push_async_callback(_close_proxy, app)
         await server.start()
         gc.freeze()  # What is there now stays: a collection that looks at all of it takes longer than a page.
+        gc.enable()  # whoever starts a Hub may have turned it off until now
         heart.tick_with(asyncio.get_running_loop())
         try:
             if config.ready_file is not None:
@@ -132,6 +134,13 @@ def _engines(config: HubConfig, lab: Lab | None) -> ModelEngines | None:
     from mettle.hub.serving.engines import ModelEngines
 
     return ModelEngines(lab.folder / "served", max_engines=config.served_models, idle_s=config.served_idle_s)
+
+
+async def _close_proxy(app: FastAPI) -> None:
+    """Let go of the connections to training services, where there was a request for one."""
+    proxy = getattr(app.state, "training_proxy", None)
+    if proxy is not None:
+        await proxy.close()
 
 
 def _training_offers(config: HubConfig) -> tuple[ServiceOffer, ...]:

@@ -79,7 +79,7 @@ def hub(hub, tmp_path):
     (hub.lab.models / "small" / "config.json").write_text("{}")
     hub.lab.train_offers = offers_of(hub.lab.models, ["small=org/small"])
     yield hub
-    if hub._portal is not None:
+    if hub.app.state.training_proxy is not None and hub._portal is not None:
         hub._portal.call(hub.app.state.training_proxy.close)
 
 

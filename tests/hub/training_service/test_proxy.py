@@ -143,6 +143,7 @@ async def trained(hub, tmp_path):
         await server.start()
         yield f"{url_of('127.0.0.1', listener.getsockname()[1])}/train/tiny", inner, keys
         await hub.app.state.training_proxy.close()
+        hub.app.state.training_proxy = None
         await server.stop()
 
 
