@@ -42,6 +42,12 @@ class BodyOutput(NamedTuple):
     last_hidden_state: Tensor
 
 
+class LogitsOutput(NamedTuple):
+    """[B, T, V]."""
+
+    logits: Tensor
+
+
 class UnfilledLinear(nn.Linear):
     """Without random weights: they are read. (On "meta", torch would import its compiler to draw them.)"""
 
@@ -197,6 +203,10 @@ class DenseNetwork(nn.Module):
         self.model = DenseBody(shape, theta, getattr(config, "pad_token_id", None))
         self.lm_head = UnfilledLinear(shape.hidden_size, shape.vocab_size, bias=False)
         self.all_tied_weights_keys = {HEAD: "model.embed_tokens.weight"} if shape.has_tied_embeddings else {}
+
+    def forward(self, input_ids: Tensor) -> LogitsOutput:
+        """Logits of whole sequences. What is trained goes through the body, and the head only where it is asked."""
+        return LogitsOutput(self.lm_head(self.model(input_ids).last_hidden_state))
 
     @property
     def base_model(self) -> DenseBody:
