@@ -18,8 +18,8 @@ import mettle
 from mettle.records.tokens import Batch, filled
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.learner import Learner
+from mettle.trainer.loading import load_policy
 from mettle.trainer.loop import recipe_of
-from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
 from mettle.trainer.world import World

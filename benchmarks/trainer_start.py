@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mettle.trainer.model import load_policy, shard_policy
+from mettle.trainer.loading import load_policy, shard_policy
 from mettle.trainer.world import join_world
 
 RANKS = (1, 2, 4)

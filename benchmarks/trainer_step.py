@@ -31,9 +31,9 @@ from mettle.storage.trained_logprobs import write_trained_logprobs
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loading import load_policy
 from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses.default import DefaultLoss
-from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import preset
 from mettle.trainer.process import setup_torch

@@ -26,8 +26,8 @@ from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.storage.files import write_json
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loading import load_policy
 from mettle.trainer.losses.default import DefaultLoss
-from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
 from mettle.trainer.publish import compute_canary

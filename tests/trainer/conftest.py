@@ -28,10 +28,10 @@ from mettle.trainer.config import (
 )
 from mettle.trainer.layout import Sequences, lay_out
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loading import load_policy
 from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses.default import DefaultLoss
-from mettle.trainer.model import load_policy
 from mettle.trainer.passes import plan_passes
 from mettle.trainer.policy import model_config, write_policy, write_tokenizer
 from mettle.trainer.presets import END_TOKEN_ID, PolicyConfig

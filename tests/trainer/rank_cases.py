@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tests.trainer.conftest import branching, make_batch, make_group
 
 from mettle.storage.batches import read_batch
-from mettle.trainer import model
+from mettle.trainer import loading
 from mettle.trainer.checkpoint import load_learner, save_learner
 from mettle.trainer.config import MismatchConfig, TrainerConfig
 from mettle.trainer.loop import make_learner
@@ -78,7 +78,7 @@ def play(cases: Path) -> None:
     """As one rank, train all cases."""
     with join_world("cpu") as world:
         found = []
-        model.AutoModelForCausalLM = None  # what reads a model whole: each rank reads its own part
+        loading.transformers_network = None  # what reads a model whole: each rank reads its own part
         for number, case in enumerate(json.loads(cases.read_text())):
             if "compare" in case:
                 found.append(compare_case(case, world))

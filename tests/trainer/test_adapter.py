@@ -24,7 +24,7 @@ from mettle.trainer.adapter import Adapter, choose_modules, linear_modules
 from mettle.trainer.config import LoraConfig, OptimConfig
 from mettle.trainer.datums import sequences_of
 from mettle.trainer.learner import Learner
-from mettle.trainer.model import full_state, load_policy
+from mettle.trainer.loading import full_state, load_policy
 from mettle.trainer.publish import compute_canary, fixed_sequences, publish_version
 from mettle.trainer.sum_losses import make_sum_loss
 from mettle.trainer.tenant import OptimParams, Tenant

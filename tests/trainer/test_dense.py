@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mettle.trainer.dense import DenseNetwork, dense_network
-from mettle.trainer.model import full_state, load_policy
+from mettle.trainer.loading import full_state, load_policy
 from mettle.trainer.world import World
 
 SIZES = {
@@ -149,7 +149,7 @@ def test_a_step_of_one_process_imports_no_compiler_no_sympy_and_no_transformers(
 import sys
 from pathlib import Path
 import mettle.trainer.process, torch
-from mettle.trainer.model import load_policy
+from mettle.trainer.loading import load_policy
 from mettle.trainer.tenant import OptimParams
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.world import World

@@ -15,10 +15,10 @@ from mettle.trainer.config import DistillationConfig, OptimConfig, TrainerConfig
 from mettle.trainer.distillation import Distiller, divergence, listed
 from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner
+from mettle.trainer.loading import load_policy
 from mettle.trainer.loop import load_teacher
 from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses.default import DefaultLoss
-from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 
 FORMS = [

@@ -21,8 +21,8 @@ from mettle.errors import UserError
 from mettle.trainer import model
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.grid import Grid
+from mettle.trainer.loading import load_policy
 from mettle.trainer.loop import make_learner
-from mettle.trainer.model import load_policy
 from mettle.trainer.world import World
 
 CPU = torch.device("cpu")

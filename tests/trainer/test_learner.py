@@ -24,9 +24,9 @@ from mettle.trainer.config import (
     write_config,
 )
 from mettle.trainer.learner import Learner, learning_rate
+from mettle.trainer.loading import load_policy
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.losses.ipo import IpoLoss
-from mettle.trainer.model import load_policy
 from mettle.trainer.publish import compute_canary, fixed_sequences
 from mettle.trainer.tenant import Tenant
 
@@ -195,8 +195,3 @@ def test_configs_survive_the_disk_and_name_what_does_not_fit(tmp_path):
         TrainerConfig(loss={"type": "default", "clip_low": 0.3})
     with pytest.raises(ValidationError, match="leaves nothing to decay"):
         TrainerConfig(max_steps=5, scheduler=SchedulerConfig(type="linear", warmup_steps=5))
-
-
-def test_a_folder_without_a_model_is_the_persons_mistake(tmp_path):
-    with pytest.raises(UserError, match="is not a model directory"):
-        load_policy(tmp_path, ALONE, dtype=torch.float32)

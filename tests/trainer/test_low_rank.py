@@ -20,9 +20,9 @@ from mettle.trainer import low_rank
 from mettle.trainer.adapter import choose_modules
 from mettle.trainer.config import LoraConfig
 from mettle.trainer.learner import Learner
+from mettle.trainer.loading import load_policy
 from mettle.trainer.low_rank import adapted_experts
 from mettle.trainer.merging import write_merged
-from mettle.trainer.model import load_policy
 from mettle.trainer.tenant_files import load_tenant, save_tenant
 
 

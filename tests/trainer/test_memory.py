@@ -10,8 +10,8 @@ from tests.trainer.conftest import ALONE, gradients, make_batch, make_group, mak
 from mettle.trainer.adapter import Adapter
 from mettle.trainer.config import LoraConfig, MicroBatchConfig
 from mettle.trainer.learner import Learner
+from mettle.trainer.loading import load_policy
 from mettle.trainer.memory import activation_bytes_per_token, fit_micro_batch
-from mettle.trainer.model import load_policy
 
 
 def test_adapters_and_checkpointing_keep_less(mini_model):

@@ -11,8 +11,8 @@ from tests.trainer.conftest import ALONE
 from mettle.errors import UserError
 from mettle.storage.weights import read_canary
 from mettle.trainer.config import LoraConfig
+from mettle.trainer.loading import load_policy
 from mettle.trainer.merging import write_adapter, write_merged
-from mettle.trainer.model import load_policy
 from mettle.trainer.publish import compute_canary
 
 

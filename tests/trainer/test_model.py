@@ -10,7 +10,8 @@ from mettle.trainer import model as model_module
 from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner
-from mettle.trainer.model import Traits, full_state, load_policy
+from mettle.trainer.loading import load_policy
+from mettle.trainer.model import Traits
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
@@ -88,13 +89,3 @@ def test_a_shared_prompt_would_be_wrong_under_a_sliding_window(model):
     learner.plan = lambda _: layouts
     found, _ = gradients(learner, batch)
     assert (found - expected).abs().max() > 1e-3 * expected.abs().max()
-
-
-def test_published_names_are_those_of_the_model_on_disk(model, tmp_path):
-    name, policy = model
-    from safetensors.torch import load_file
-
-    on_disk = load_file(tmp_path / name / "model.safetensors")
-    published = full_state(policy)
-    assert published.keys() == on_disk.keys()
-    assert all(torch.equal(published[key], on_disk[key]) for key in on_disk)

@@ -13,8 +13,8 @@ from mettle.trainer.adapter import Adapter
 from mettle.trainer.config import LoraConfig, OptimConfig
 from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner
+from mettle.trainer.loading import load_policy
 from mettle.trainer.loss import BatchLoss
-from mettle.trainer.model import load_policy
 from mettle.trainer.publish import compute_canary, fixed_sequences
 from mettle.trainer.tenant import Tenant
 

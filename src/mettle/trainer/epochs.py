@@ -27,8 +27,8 @@ from mettle.trainer.adapter import peft_config
 from mettle.trainer.config import LoraConfig, MicroBatchConfig, OptimConfig, TrainerConfig
 from mettle.trainer.demonstrations import shuffled_places
 from mettle.trainer.learner import Learner
+from mettle.trainer.loading import full_state
 from mettle.trainer.loop import make_learner
-from mettle.trainer.model import full_state
 from mettle.trainer.process import setup_torch
 from mettle.trainer.saves import Saves, Unfinished
 from mettle.trainer.tenant_files import METADATA, adapter_tensors

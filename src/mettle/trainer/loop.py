@@ -36,11 +36,12 @@ from mettle.trainer.grid import Grid
 from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.keeper import CheckpointKeeper
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loading import load_policy
 from mettle.trainer.logprob_writer import LogprobWriter
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.mismatch.diagnosis import MismatchFound
 from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
-from mettle.trainer.model import Policy, load_policy
+from mettle.trainer.model import Policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences
 from mettle.trainer.tenant import Tenant
 from mettle.trainer.world import World

@@ -24,7 +24,8 @@ from mettle.storage.weights import AdapterNotes, Canary, publish_weights, read_v
 from mettle.trainer.adapter import peft_config
 from mettle.trainer.layout import Index, Layout, bare_targets
 from mettle.trainer.learner import Learner
-from mettle.trainer.model import Policy, full_state
+from mettle.trainer.loading import full_state
+from mettle.trainer.model import Policy
 from mettle.trainer.tenant_files import adapter_tensors
 from mettle.trainer.weight_writer import write_weights
 from mettle.trainer.world import World

@@ -36,9 +36,9 @@ from mettle.trainer.config import ProbeConfig, SftConfig, read_config
 from mettle.trainer.demonstrations import Demonstration, batch_of, read_demonstrations, shuffled_batches
 from mettle.trainer.initial import ensure_initial_policy
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loading import full_state, load_policy
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.memory import fit_micro_batch
-from mettle.trainer.model import full_state, load_policy
 from mettle.trainer.probe import EnvironmentProbe, ProbeReading, RewardProbe
 from mettle.trainer.process import setup_torch
 from mettle.trainer.program import guarded

@@ -18,7 +18,7 @@ from mettle.processes.virtual_time import run_virtually
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
 from mettle.runs.config import RunConfig
 from mettle.trainer.learner import Learner, Recipe
-from mettle.trainer.model import load_policy
+from mettle.trainer.loading import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
 from mettle.trainer.world import World

@@ -19,8 +19,8 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.trainer.config import OptimConfig, ProbeConfig, SchedulerConfig, SftConfig, write_config
 from mettle.trainer.learner import Learner
+from mettle.trainer.loading import full_state, load_policy
 from mettle.trainer.losses.default import DefaultLoss
-from mettle.trainer.model import full_state, load_policy
 from mettle.trainer.probe import EnvironmentProbe
 from mettle.trainer.sft import DONE_FILE, run_warm_up
 

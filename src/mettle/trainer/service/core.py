@@ -24,7 +24,7 @@ from mettle.trainer.adapter import Adapter
 from mettle.trainer.config import LoraConfig, MicroBatchConfig
 from mettle.trainer.datums import TrainingDatum, sequences_of, split_by_datum
 from mettle.trainer.learner import Learner, Recipe
-from mettle.trainer.model import load_policy
+from mettle.trainer.loading import load_policy
 from mettle.trainer.service.records import AdapterSpec
 from mettle.trainer.service.wire.orders import Datum, LossOrder
 from mettle.trainer.sum_losses import make_sum_loss
