@@ -18,10 +18,9 @@ from tests.trainer.rank_cases import train_case
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from mettle.errors import UserError
-from mettle.trainer import model
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.grid import Grid
-from mettle.trainer.loading import load_policy
+from mettle.trainer.loading import load_policy, shard_policy
 from mettle.trainer.loop import make_learner
 from mettle.trainer.world import World
 
@@ -208,7 +207,7 @@ def test_offloading_is_told_to_fsdp_for_every_part(monkeypatch, mini_model, mixt
     monkeypatch.setattr(Grid, "weights_mesh", lambda *_: "all")
     monkeypatch.setattr(Grid, "experts_mesh", lambda *_: {"shard": "cut", "expert": "experts"})
     world, policy = World(0, 2, torch.device("cuda")), load_policy(mixture, ALONE, dtype=torch.bfloat16)
-    model.shard_policy(policy, world, Grid.of(world, expert_parallel=2), is_offloaded=is_offloaded)
+    shard_policy(policy, world, Grid.of(world, expert_parallel=2), is_offloaded=is_offloaded)
     assert [options["mesh"] for options in told] == ["cut"] * 2 + ["all"] * 3
     assert all(options["mp_policy"].reduce_dtype == torch.float32 for options in told)
     assert {isinstance(options.get("offload_policy"), CPUOffloadPolicy) for options in told} == {is_offloaded}
@@ -218,15 +217,15 @@ def test_a_model_that_cannot_be_spread_is_refused(mini_model, mixture):
     dense, mixed = (load_policy(folder, ALONE, dtype=torch.float32) for folder in (mini_model, mixture))
     two, eight = World(0, 2, CPU), World(0, 8, CPU)
     with pytest.raises(UserError, match="is for mixtures of experts, and this model is dense"):
-        model.shard_policy(dense, two, Grid.of(two, expert_parallel=2))
+        shard_policy(dense, two, Grid.of(two, expert_parallel=2))
     with pytest.raises(UserError, match="8 does not divide this model's 4 experts a layer"):
-        model.shard_policy(mixed, eight, Grid.of(eight, expert_parallel=8))
+        shard_policy(mixed, eight, Grid.of(eight, expert_parallel=8))
     fourteen = World(0, 14, CPU)
     with pytest.raises(UserError, match="an expert's matrix of 48 rows cannot be cut evenly among 7 ranks"):
-        model.shard_policy(mixed, fourteen, Grid.of(fourteen, expert_parallel=2))
+        shard_policy(mixed, fourteen, Grid.of(fourteen, expert_parallel=2))
     dense.network.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(UserError, match="one has layers of full_attention, sliding_attention: set it to 1"):
-        model.shard_policy(dense, two, Grid.of(two, context_parallel=2))
+        shard_policy(dense, two, Grid.of(two, context_parallel=2))
 
 
 @pytest.mark.parametrize("field", ["context_parallel", "expert_parallel"])
