@@ -144,6 +144,8 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("GET", "/machines"): ("training page", "", None),
     ("POST", "/machines"): ("admin's session", "", {"action": "invite", "name": "x"}),
     ("GET", "/v1/models"): ("evals write", "", None),
+    # For whom there is one: tests/hub/journeys/test_openai_client.py.
+    ("GET", "/v1/models/{name}"): ("secret", "", None),
     ("POST", "/v1/chat/completions"): ("evals write", "", {"model": "no-such"}),
     ("POST", "/v1/completions"): ("evals write", "", {"model": "no-such"}),
     ("GET", "/chat"): ("evals write", "", None),
@@ -160,6 +162,11 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("GET", "/training/{run_id}"): ("own runs", "/training/JOB", None),
     ("POST", "/training/{run_id}"): ("own runs' session", "/training/JOB", {"action": "stop"}),
     ("GET", "/dashboard/training/{run_id}"): ("open", "/dashboard/training/JOB", None),
+    # Without a base model there is none of these; tests/hub/training_service/test_proxy.py has them with one.
+    ("GET", "/train/{name}/api/v1/{path:path}"): ("secret", "", None),
+    ("POST", "/train/{name}/api/v1/{path:path}"): ("secret", "", None),
+    ("PUT", "/train/{name}/api/v1/{path:path}"): ("secret", "", None),
+    ("DELETE", "/train/{name}/api/v1/{path:path}"): ("secret", "", None),
     ("GET", "/simple/"): ("public read", "", None),
     ("GET", "/owners/{owner}/simple/"): ("public read", "/owners/robots/simple/", None),
     ("GET", "/simple/{project}/"): ("read", "/simple/my-task/", None),

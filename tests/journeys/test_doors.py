@@ -28,6 +28,9 @@ NO_VALUES = ("9" * 23, "-1e999", '"\\ud800"', "[" + "9" * 23 + "]")
 BETWEEN_RANKS = {"trainer/world.py", "inference/engine/broadcast.py"}
 # A port of a machine that its owner has opened to whoever reaches the address; see the module for what that means.
 OPENED_BY_OWNERS = {"sandbox/service/exposures.py"}
+# The workers of environments on another node: no HTTP, and nothing is read of who does not prove to have the run's key
+# (`tests/envs/workers/test_places.py`).
+BETWEEN_NODES = {"envs/workers/place.py"}
 _OPENS = re.compile(
     r"\b(HttpServer|uvicorn\.(run|Server)|TCPSite|start_(unix_)?server|socket\.create_server)\("
     r"|\b(listener|sock|socket)\.listen\("
@@ -37,7 +40,7 @@ _OPENS = re.compile(
 
 def test_every_server_is_in_the_table():
     found = {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.py") if _OPENS.search(path.read_text())}
-    assert found == {*SERVERS, "web/server.py", *INSIDE_MACHINES, *BETWEEN_RANKS, *OPENED_BY_OWNERS}
+    assert found == {*SERVERS, "web/server.py", *INSIDE_MACHINES, *BETWEEN_RANKS, *BETWEEN_NODES, *OPENED_BY_OWNERS}
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -10,7 +10,6 @@ from concurrent.futures import FIRST_COMPLETED, wait
 
 import numpy as np
 import pytest
-import torch
 from tests.trainer.conftest import ALONE, make_batch, new_run, ship_batch, train
 
 from mettle.storage.ledger import Ledger
@@ -21,6 +20,7 @@ from mettle.trainer import checkpoint, loop, sharing
 from mettle.trainer.config import LoraConfig, MismatchConfig, OptimConfig, TrainerConfig
 from mettle.trainer.loop import StopFlag
 from mettle.trainer.sharing import SharedTrainer
+from mettle.trainer.uncompiled import UncompiledAdamW
 
 STEPS = 3
 LORAS = {
@@ -245,7 +245,7 @@ def test_a_run_that_left_goes_on_where_it_was(share, make_lora_run, alone, ledge
 
 
 POINTS = [
-    ("before the optimiser step", torch.optim.AdamW, "step", 3),
+    ("before the optimiser step", UncompiledAdamW, "step", 3),
     ("before publishing", loop, "prepare_version", 5),
     ("inside the commit", Ledger, "record_trained", 3),
     ("with half a checkpoint", checkpoint, "save_tenant", 2),

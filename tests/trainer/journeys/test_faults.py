@@ -4,7 +4,6 @@ import os
 import signal
 
 import pytest
-import torch
 from tests.trainer.conftest import new_run, train
 
 from mettle.storage import checkpoints as storage_checkpoints
@@ -13,14 +12,15 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.weights import read_version
 from mettle.trainer import handover, keeper, loop
+from mettle.trainer.uncompiled import UncompiledAdamW
 
 STEPS = 5
 
 # (what, owner of the name, name, die before or after it, at which call). With a checkpoint every two steps, the second
 # or third call of each falls between two checkpoints or into one.
 POINTS = [
-    ("before the optimiser step", torch.optim.AdamW, "step", "before", 3),
-    ("after the optimiser step", torch.optim.AdamW, "step", "after", 3),
+    ("before the optimiser step", UncompiledAdamW, "step", "before", 3),
+    ("after the optimiser step", UncompiledAdamW, "step", "after", 3),
     ("before publishing", loop, "prepare_version", "before", 4),
     ("with half a version folder", storage_weights, "write_json", "before", 4),
     ("after publishing, before the commit", handover.PreparedVersion, "settle", "after", 4),
@@ -33,7 +33,7 @@ POINTS = [
     ("after the checkpoint", keeper, "write_checkpoint", "after", 2),
     ("while old checkpoints go", keeper, "remove_checkpoints", "before", 2),
     ("while publishing v0", loop, "prepare_version", "before", 1),
-    ("in the first step", torch.optim.AdamW, "step", "after", 1),
+    ("in the first step", UncompiledAdamW, "step", "after", 1),
     ("at the very end", keeper, "write_checkpoint", "before", 3),
 ]
 
@@ -89,7 +89,7 @@ def reference(tmp_path_factory, mini_model):
 
 BESIDE = [
     ("with half a version folder", storage_weights, "write_json", "before", 3),
-    ("beside the next pass", torch.optim.AdamW, "step", "before", 3),
+    ("beside the next pass", UncompiledAdamW, "step", "before", 3),
     ("with a version before its commit", handover.PreparedVersion, "settle", "after", 3),
     ("after its commit", loop, "remove_versions_before", "before", 2),
 ]
@@ -106,7 +106,7 @@ def test_a_trainer_killed_with_a_version_under_way_resumes_to_the_same_bytes(
 COPIED = [
     ("with half a checkpoint", keeper, "outcome", "before", 1),
     ("with its files written", keeper, "outcome", "after", 2),
-    ("beside the next pass", torch.optim.AdamW, "step", "before", 3),
+    ("beside the next pass", UncompiledAdamW, "step", "before", 3),
     ("without its manifest", storage_checkpoints, "write_json", "before", 2),
 ]
 
@@ -137,7 +137,7 @@ def test_a_killed_trainer_resumes_to_the_same_bytes(point, reference, make_run, 
 def test_a_trainer_killed_again_and_again_still_arrives(reference, make_run, train_here, ledger_of):
     run_dir = make_run(shipped=STEPS, max_steps=STEPS)
     for _ in range(6):
-        train_and_die(train_here, run_dir, torch.optim.AdamW, "step", "after", 2)
+        train_and_die(train_here, run_dir, UncompiledAdamW, "step", "after", 2)
     assert train_here(run_dir) == STEPS
     assert read_version(run_dir.version(STEPS)).digest == reference[-1]
     assert ledger_of(run_dir).task_counts() == {"trained": 3 * STEPS}
