@@ -9,7 +9,8 @@ Both start from one folder: the quickstart's policy after its warm-up. A step is
 generate in its own process and has both cores; Mettle samples ahead in another process, one thread each. Neither
 measures, saves or draws anything on the way. Times are of the whole command, imports included, rounds in turn; each
 final policy is then measured on the same 512 held-out words. What differs: Mettle's loss has an entropy bonus that
-fades, and the policy that samples is one version old; TRL's is its default loss, on the newest version.
+fades, and the policy that samples is one version old (with `--lag 2` once more, up to two); TRL's is its default loss,
+on the newest version.
 """
 
 from __future__ import annotations
@@ -35,23 +36,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, help="python of an environment with trl")
     parser.add_argument("--against", type=Path, help="another checkout of Mettle, run by this python")
+    parser.add_argument("--lag", type=int, help="Mettle once more, with so many versions of lag in place of one")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
-    if not (options.peer or options.against):
-        parser.error("give --peer, --against or both")
+    if not (options.peer or options.against or options.lag):
+        parser.error("give one of --peer, --against, --lag, or several")
     with tempfile.TemporaryDirectory() as scratch:
         start = make_start(Path(scratch))
         rows = write_rows(Path(scratch) / "rows.jsonl")
-        others = {"trl": options.peer, "against": options.against}
+        others = {"lag": options.lag, "trl": options.peer, "against": options.against}
         found: dict[str, list[dict[str, float]]] = {"mettle": [], **{name: [] for name in others if others[name]}}
         for number in range(options.rounds):
             for name in found:
                 folder = Path(scratch) / f"{name}-{number}"
                 if name != "trl":
                     source = options.against / "src" if name == "against" else None
-                    result = timed(mettle_command(start, folder, options.steps, number), source)
+                    lag = options.lag if name == "lag" else 1
+                    result = timed(mettle_command(start, folder, options.steps, number, lag), source)
                 else:
                     peer = [str(options.peer), str(HERE.with_name("peer_trl_grpo.py")), str(start), str(rows)]
                     result = timed([*peer, str(folder / "policy"), str(options.steps), str(number)])
@@ -83,11 +86,16 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-def mettle_command(start: Path, folder: Path, steps: int, seed: int) -> list[str]:
+def mettle_command(start: Path, folder: Path, steps: int, seed: int, lag: int = 1) -> list[str]:
     """The quickstart's recipe from a policy that is there, with nothing measured before, after or on the way."""
     overrides = ["--model.path", str(start), "--no-warm_up.enabled", "--max_steps", str(steps), "--seed", str(seed)]
     overrides += ["--orchestrator.eval.interval", "0", "--orchestrator.eval.num_examples", "1"]
     overrides += ["--trainer.checkpoint.interval", str(steps), "--no-deployment.hub", "--dir", str(folder)]
+    overrides += ["--trainer.mismatch.interval", "0"]
+    if lag != 1:
+        overrides += ["--orchestrator.max_lag", str(lag), "--orchestrator.max_staleness", str(lag + 1)]
+        overrides += ["--orchestrator.max_inflight_groups", str(PROMPTS * lag)]
+        overrides += ["--inference.max_slots", str(PROMPTS * ROLLOUTS * lag)]
     return [sys.executable, "-m", "mettle.cli", "rl", "run", str(RECIPE), *overrides]
 
 
