@@ -34,7 +34,7 @@ from mettle.storage.run_dir import RunDir
 PARTS: tuple[tuple[Any, Callable[..., Any], str], ...] = (
     (GroupRunner, GroupRunner._open_groups, "open groups"),
     (GroupAccounts, GroupAccounts.settle, "judge and record groups"),
-    (loop, loop.assemble, "pack a batch"),
+    (loop, shipping.assemble, "pack a batch"),
     (shipping, shipping.write_batch, "write a batch"),
     (Ledger, Ledger.ship, "ship a batch"),
     (StepStats, StepStats.figures, "metrics"),
