@@ -28,6 +28,7 @@ from mettle.orchestrator.groups import GroupRunner
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.simulator import SimulatedWorld, simulate
 from mettle.processes.virtual_time import run_virtually
+from mettle.storage.batches import write_batch
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -35,7 +36,7 @@ PARTS: tuple[tuple[Any, Callable[..., Any], str], ...] = (
     (GroupRunner, GroupRunner._open_groups, "open groups"),
     (GroupAccounts, GroupAccounts.settle, "judge and record groups"),
     (loop, shipping.assemble, "pack a batch"),
-    (shipping, shipping.write_batch, "write a batch"),
+    (shipping, write_batch, "write a batch"),
     (Ledger, Ledger.ship, "ship a batch"),
     (StepStats, StepStats.figures, "metrics"),
 )
