@@ -30,10 +30,10 @@ def test_what_wants_more_cores_than_there_are_shares_them():
     assert predict(SEEN, batch_size=16, max_steps=1, cores=1).step_s == pytest.approx(work_s)
     broad = predict(SEEN, batch_size=16, max_steps=1, cores=2, trainer_threads=2, engine_threads=2)
     assert broad.step_s == pytest.approx(8.5 + 6.25 + 8 * CALL_S)
-    chatty = dataclasses.replace(SEEN, calls=500)
-    assert predict(chatty, batch_size=16, max_steps=1, cores=3).step_s == pytest.approx(8000 * CALL_S)
-    assert predict(chatty, batch_size=16, max_steps=1, cores=2).step_s == pytest.approx(8000 * CALL_S)
-    assert predict(chatty, batch_size=16, max_steps=1, cores=1).step_s == pytest.approx(8.5 + 6.25 + 8000 * CALL_S)
+    chatty = dataclasses.replace(SEEN, calls=2000)
+    assert predict(chatty, batch_size=16, max_steps=1, cores=3).step_s == pytest.approx(32_000 * CALL_S)
+    assert predict(chatty, batch_size=16, max_steps=1, cores=2).step_s == pytest.approx(32_000 * CALL_S)
+    assert predict(chatty, batch_size=16, max_steps=1, cores=1).step_s == pytest.approx(8.5 + 6.25 + 32_000 * CALL_S)
 
 
 def test_without_a_lag_sampling_and_training_take_turns_on_any_number_of_cores():
