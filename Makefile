@@ -95,7 +95,7 @@ clean: ## Remove what the commands above made
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Mettle wants Python 3.11 or newer; name one with PYTHON=..."; exit 2; }
-	$(PYTHON) -m venv $(VENV) \
+	@echo "making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 2; }
 
 $(VENV)/.torch: | $(BIN)/python

@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import time
 
 from mettle.hub.training import usage
-from mettle.hub.training_service.offers import folder_of, read_state
+from mettle.hub.training_service import supervisor
+from mettle.hub.training_service.offers import folder_of, offers_of, read_state
 from mettle.processes.child import process_state
 
-from .conftest import wait_until
+from .conftest import WAIT_S, wait_until
 
 
 def used(hub, owner_id):
@@ -25,6 +27,44 @@ def test_a_process_that_dies_is_started_again_and_one_that_is_closed_ends(hub, s
     services.close()
     assert not process_state(after.pid)
     assert read_state(hub.lab.folder, "small").words == "not ready: this Hub is being stopped"
+
+
+def test_one_that_is_frozen_is_replaced(hub, services_of, monkeypatch):
+    for name, seconds in (("COUNT_EVERY_S", 0.1), ("SILENT_S", 1.0), ("_ANSWER_S", 0.5), ("_END_S", 0.5)):
+        monkeypatch.setattr(supervisor, name, seconds)
+    services = services_of(hub)
+    services.start()
+    try:
+        wait_until(lambda: read_state(hub.lab.folder, "small").is_ready)
+        frozen = read_state(hub.lab.folder, "small").pid
+        os.kill(frozen, signal.SIGSTOP)
+        wait_until(lambda: (now := read_state(hub.lab.folder, "small")).is_ready and now.pid != frozen)
+        assert not process_state(frozen)
+    finally:
+        services.close()
+
+
+def test_one_that_is_frozen_keeps_no_other_waiting(hub, services_of, monkeypatch):
+    (hub.lab.models / "other").mkdir()
+    (hub.lab.models / "other" / "config.json").write_text("{}")
+    hub.lab.train_offers = offers_of(hub.lab.models, ["small=org/small", "other"])
+    monkeypatch.setattr(supervisor, "COUNT_EVERY_S", 0.1)
+    monkeypatch.setattr(supervisor, "_ANSWER_S", 10 * WAIT_S)  # the question to it stays open
+    services = services_of(hub)
+    services.start()
+    frozen = 0
+    try:
+        for name in ("small", "other"):
+            wait_until(lambda name=name: read_state(hub.lab.folder, name).is_ready)
+        frozen, killed = (read_state(hub.lab.folder, name).pid for name in ("small", "other"))
+        os.kill(frozen, signal.SIGSTOP)
+        time.sleep(0.5)  # longer than it takes until it is asked
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: (now := read_state(hub.lab.folder, "other")).is_ready and now.pid != killed)
+    finally:
+        if frozen:
+            os.kill(frozen, signal.SIGCONT)
+        services.close()
 
 
 def test_one_that_cannot_start_says_why_and_is_tried_again(hub, services_of):

@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
-from mettle.errors import MettleError
 from mettle.hub.actions import states
 from mettle.hub.actions.inspection import ORDER, OUTCOME
 from mettle.hub.actions.order import order_of
@@ -21,6 +19,7 @@ from mettle.hub.registry.catalogue import environment_of
 from mettle.hub.registry.releases import Release
 from mettle.hub.registry.words import keep_tasks
 from mettle.processes.child import ChildProcess, explain_exit, import_path, python_module
+from mettle.processes.ticker import Ticker
 from mettle.storage.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -32,19 +31,18 @@ class ReleaseChecker:
     """Checks what waits until it is closed; then what runs is ended, and begun again by the next Hub."""
 
     def __init__(self, lab: Lab, *, tick_s: float = TICK_S) -> None:
-        self._lab, self._tick_s = lab, tick_s
-        self._over = threading.Event()
+        self._lab = lab
+        self._is_recovered = False
         self._child: tuple[Release, ChildProcess] | None = None
         self._shown = ""
-        self._thread = threading.Thread(target=self._work, name="checker", daemon=True)
+        self._ticker = Ticker("checks of releases", self._recover_and_step, tick_s=tick_s)
 
     def start(self) -> None:
-        self._thread.start()
+        self._ticker.start()
 
     def close(self) -> None:
         """End what runs, and check no more."""
-        self._over.set()
-        self._thread.join()
+        self._ticker.close()
         self.close_child()
 
     def close_child(self) -> None:
@@ -53,18 +51,11 @@ class ReleaseChecker:
             self._child[1].kill()
             self._child = None
 
-    def _work(self) -> None:
-        is_recovered = False
-        while not self._over.wait(self._tick_s):
-            try:
-                if not is_recovered:
-                    self.recover()
-                    is_recovered = True
-                self.step()
-            except MettleError as error:  # a full disk passes
-                logger.warning("checks of releases wait", extra={"error": str(error)})
-            except Exception:
-                logger.exception("the checker failed")
+    def _recover_and_step(self) -> None:
+        if not self._is_recovered:
+            self.recover()
+            self._is_recovered = True
+        self.step()
 
     def recover(self) -> None:
         """Begin again what an earlier Hub has left. Only one Hub works on a folder at a time."""

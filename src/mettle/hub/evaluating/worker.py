@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from mettle.errors import MettleError
 from mettle.hub.evaluating.source import LOG, EvaluationSource, EvaluationWork, LeaseWord
 from mettle.processes.child import import_path
 from mettle.processes.orphans import tie_to_thread
+from mettle.processes.ticker import Ticker
 
 logger = logging.getLogger(__name__)
 TICK_S = 1.0
@@ -30,11 +30,11 @@ class EvaluationWorker:
     """Runs the evaluations of a source, in the thread that calls `work` or `step`, until it is told to end."""
 
     def __init__(self, source: EvaluationSource, *, tick_s: float = TICK_S) -> None:
-        self._source, self._tick_s = source, tick_s
-        self._over = threading.Event()
+        self._source = source
         self._child: tuple[EvaluationWork, subprocess.Popen[bytes]] | None = None
         self._asked_at: float | None = None
-        self._thread = threading.Thread(target=self.work, name="evaluations", daemon=True)
+        # Children end with the thread that started them, so that all is done in one.
+        self._ticker = Ticker("evaluations", self.step, tick_s=tick_s, at_end=self.drop)
 
     @property
     def doing(self) -> EvaluationWork | None:
@@ -43,31 +43,15 @@ class EvaluationWorker:
 
     def start(self) -> None:
         """Work in a thread of its own."""
-        self._thread.start()
+        self._ticker.start()
 
     def close(self) -> None:
         """End what runs and give it back."""
-        self.stop()
-        self._thread.join()
-
-    def stop(self) -> None:
-        """Let `work` return soon."""
-        self._over.set()
-
-    def work(self) -> None:
-        """Work until `stop`. Children end with the thread that started them, so that all is done in this one."""
-        while not self._over.wait(self._tick_s):
-            self.try_step()
-        self.drop()
+        self._ticker.close()
 
     def try_step(self) -> None:
         """A step; one that could not be made is made later."""
-        try:
-            self.step()
-        except MettleError as error:  # a full disk passes, and so does a cut network
-            logger.warning("evaluations wait", extra={"error": str(error)})
-        except Exception:
-            logger.exception("the worker of evaluations failed")
+        self._ticker.try_step()
 
     def step(self) -> None:
         """Look after the one that runs; start the next where there is none."""

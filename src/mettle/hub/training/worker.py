@@ -10,11 +10,10 @@ import contextlib
 import logging
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-from mettle.errors import MettleError, UserError
+from mettle.errors import UserError
 from mettle.hub.lab import Lab
 from mettle.hub.logs import hide
 from mettle.hub.training import jobs, usage
@@ -22,6 +21,7 @@ from mettle.hub.training.branching import START, start_folder
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import as_toml
 from mettle.hub.training.told import environment_for, hidden_of
+from mettle.processes.ticker import Ticker
 from mettle.runs.lock import supervisor_pid
 from mettle.storage.claim import FolderClaim
 from mettle.storage.run_dir import RunDir
@@ -36,32 +36,20 @@ class QueueWorker:
     """A thread that runs jobs until it is closed. Runs go on when it is: they are its Hub's, not the process's."""
 
     def __init__(self, lab: Lab, *, tick_s: float = TICK_S) -> None:
-        self._lab, self._tick_s = lab, tick_s
-        self._over = threading.Event()
+        self._lab = lab
         self._claim: FolderClaim | None = None
         self._counted_at: dict[str, float] = {}
         self._child: tuple[str, subprocess.Popen[bytes]] | None = None
-        self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
+        self._ticker = Ticker("submitted runs", self.step, tick_s=tick_s)
 
     def start(self) -> None:
-        self._thread.start()
+        self._ticker.start()
 
     def close(self) -> None:
         """Take no more jobs."""
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._ticker.close()
         if self._claim is not None:
             self._claim.release()
-
-    def _work(self) -> None:
-        while not self._over.wait(self._tick_s):
-            try:
-                self.step()
-            except MettleError as error:  # a full disk passes
-                logger.warning("the worker could not go on", extra={"error": str(error)})
-            except Exception:
-                logger.exception("the worker failed")
 
     def step(self) -> None:
         """Look after the run that runs; start the next where there is none. Of several servers' workers one does."""

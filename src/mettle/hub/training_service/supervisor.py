@@ -2,7 +2,7 @@
 
 Parts: `TrainingServices`, a part of the Hub's background work. A process that is killed goes on where it was: what it
 has accepted is in its database. Invariants: one server of a folder runs them; they listen on loopback, open to the
-Hub's key alone, and end with the thread that has started them, however that ends; a token that one counts is added to
+Hub's key alone, and end with the threads that have started them, however these end; a token that one counts is added to
 its owner's usage once.
 """
 
@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from mettle.hub.training_service.offers import ServiceOffer, ServiceState, folde
 from mettle.processes.child import THREAD_ENVIRONMENT, how_it_ended, import_path, last_line, python_module
 from mettle.processes.orphans import tie_to_thread
 from mettle.processes.ready_file import ReadyFile
+from mettle.processes.ticker import Ticker
 from mettle.storage.files import write_json
 from mettle.trainer.service.config import ServiceLimits
 from mettle.web.backoff import Backoff
@@ -90,31 +90,23 @@ class TrainingServices:
     ) -> None:
         self._lab, self._limits, self._is_for_others = lab, limits, is_for_others
         self._command, self._backoff, self._clock = command, backoff, clock
-        self._running = [_Running(offer, Keys.new(), ServiceState()) for offer in offers]
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="training services", daemon=True)
+        # A process is tied to the thread that starts it; and one that does not answer keeps nobody else's waiting.
+        self._tickers = [self._ticker(_Running(offer, Keys.new(), ServiceState())) for offer in offers]
 
     def start(self) -> None:
-        self._thread.start()
+        for each in self._tickers:
+            each.start()
 
     def close(self) -> None:
         """End the processes; what they have accepted waits for the next start."""
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        for each in self._tickers:
+            each.stop()
+        for each in self._tickers:
+            each.close()
 
-    def _work(self) -> None:
-        """Processes are tied to this thread, so that it starts and ends them all."""
-        while not self._over.wait(_TICK_S):
-            for each in self._running:
-                try:
-                    self._look_after(each)
-                except (MettleError, OSError) as error:  # a full disk passes
-                    logger.warning("a training service could not be looked after", extra={"error": str(error)})
-                except Exception:
-                    logger.exception("looking after a training service failed")
-        for each in self._running:
-            self._end(each)
+    def _ticker(self, one: _Running) -> Ticker:
+        look, end = functools.partial(self._look_after, one), functools.partial(self._end, one)
+        return Ticker(f"training on {one.offer.name}", look, tick_s=_TICK_S, at_end=end)
 
     def _look_after(self, one: _Running) -> None:
         now = self._clock()
