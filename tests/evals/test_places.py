@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+from mettle.evals.entries import find_evaluations
 from mettle.evals.places import is_collection, remember_place
-from mettle.evals.reader import find_evaluations
 
 
 def test_a_folder_that_was_chosen_is_looked_into(saved, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from mettle.errors import UserError
 from mettle.evals.facts import facts_of_row
-from mettle.evals.reader import EvaluationReader, list_evaluations
+from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import stats_of
 
 
@@ -84,22 +83,6 @@ def test_statistics_are_worked_out_from_the_rows(saved):
     cost = {"input_usd": 0.1, "output_usd": 0.2, "total_usd": 0.3}
     stats = EvaluationReader(saved([[1.0, 0.0], [None, 1.0]], metadata={"cost": cost})).stats()
     assert (stats.reward.mean, stats.errors.num, stats.cost.total_usd) == (0.75, 1, 0.3)
-
-
-def test_all_evaluations_are_listed_newest_first_even_a_damaged_one(saved, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    old, new = saved([[1.0]], "old"), saved([[1.0]], "new", {"model": "n", "time_ms": 1500})
-    os.utime(old / "metadata.json", (1, 1))
-    beside = tmp_path / "environments" / "toy" / "outputs" / "evals" / "toy--m" / "broken"
-    beside.mkdir(parents=True)
-    (beside / "metadata.json").write_text("{")
-    os.utime(beside / "metadata.json", (2, 2))
-    found = list_evaluations()
-    assert [entry.path.name for entry in found] == ["new", "broken", "old"]
-    assert (found[0].model, found[0].time_s) == ("n", 1.5)
-    assert "cannot be read" in (found[1].problem or "")
-    assert found[1].env_id == "toy--m"
-    assert new.name == "new"
 
 
 def test_a_folder_without_an_evaluation_says_so(tmp_path):

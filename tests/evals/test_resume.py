@@ -20,7 +20,8 @@ from tests.serving import handler_on_a_thread
 
 import mettle.envs as vf
 from mettle.errors import UserError
-from mettle.evals.reader import EvaluationReader, is_stored
+from mettle.evals.entries import is_stored
+from mettle.evals.reader import EvaluationReader
 from mettle.evals.results import publish
 from mettle.storage.claim import FolderClaim
 

@@ -14,7 +14,8 @@ from mettle.config import load_config
 from mettle.config.options import Given
 from mettle.config.overrides import parse_overrides
 from mettle.errors import ServiceError, UserError
-from mettle.evals.reader import EvaluationReader, evaluations_in
+from mettle.evals.entries import evaluations_in
+from mettle.evals.reader import EvaluationReader
 from mettle.gepa.config import GepaSpec
 from mettle.gepa.outputs import RunFolder
 from mettle.gepa.run import SearchOutcome, prepare, resumed

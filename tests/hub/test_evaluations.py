@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from mettle.cli import main
+from mettle.evals.entries import list_evaluations
 from mettle.evals.estimator import mean_over_tasks
-from mettle.evals.reader import EvaluationReader, list_evaluations
+from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import plain
 from mettle.hub.app import create_app
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import mettle.envs as vf
 from mettle.cli import main
 from mettle.errors import MettleError
-from mettle.evals.reader import EvaluationReader, list_evaluations
+from mettle.evals.entries import list_evaluations
+from mettle.evals.reader import EvaluationReader
 from mettle.hub.evaluations import EvaluationCatalog, EvaluationFilter, card_of, find_rollouts, open_rollout
 from mettle.tui.overview import headline, overview
 from mettle.tui.search import texts_of

@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from mettle.cli.terminal import console, print_json, print_next, print_table
+from mettle.evals.entries import EvaluationEntry, evaluations_in, list_evaluations
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.output import messages_of
 from mettle.evals.places import PLACES, is_collection
-from mettle.evals.reader import EvaluationEntry, EvaluationReader, evaluation_folder, evaluations_in, list_evaluations
+from mettle.evals.reader import EvaluationReader, evaluation_folder
 from mettle.evals.report import plain
 from mettle.records.tasks import content_of
 from mettle.wording import (

@@ -18,10 +18,11 @@ from mettle.clients.factory import client_from
 from mettle.config import nearest
 from mettle.envs.packages.loading import load_environment
 from mettle.errors import UserError
+from mettle.evals.entries import entries_or_problem
 from mettle.evals.folder import new_results_path
 from mettle.evals.generated import GenerateOutputs
 from mettle.evals.places import remember_place
-from mettle.evals.reader import EvaluationReader, entries_or_problem
+from mettle.evals.reader import EvaluationReader
 from mettle.evals.resume import check_same
 from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mettle.errors import UserError
+from mettle.evals.entries import OWN_KIND, EvaluationEntry, entries_or_problem, find_evaluations
 from mettle.evals.facts import RolloutFacts
-from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, entries_or_problem, find_evaluations
+from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import plain
 from mettle.evals.results import METADATA, RESULTS
 from mettle.hub.models import (

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from mettle.errors import UserError
-from mettle.evals.reader import find_evaluations
+from mettle.evals.entries import find_evaluations
 from mettle.hub.app import create_app
 from mettle.hub.catalog import RunCatalog
 from mettle.hub.config import HubConfig

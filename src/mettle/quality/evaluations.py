@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import UserError
+from mettle.evals.entries import OWN_KIND, EvaluationEntry, list_evaluations
 from mettle.evals.estimator import mean_of, mean_over_tasks, spread
 from mettle.evals.facts import facts_of_row
 from mettle.evals.passing import PassRule
-from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, list_evaluations
+from mettle.evals.reader import EvaluationReader
 from mettle.quality.checks import Check, check
 from mettle.wording import number
 

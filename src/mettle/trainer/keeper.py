@@ -88,7 +88,7 @@ class CheckpointKeeper:
         seconds = round(time.perf_counter() - started, 3)
         logger.info("checkpoint", extra={"step": step, "waited_s": seconds, "is_beside": is_beside})
 
-    def part(self) -> None:
+    def let_go(self) -> None:
         """Forget whose checkpoints these are; nothing is written any more."""
         self._settle_step = lambda: None
 

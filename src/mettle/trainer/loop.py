@@ -151,10 +151,10 @@ class Trainer:
         if self._logprobs is not None:
             self._logprobs.settle()
 
-    def part(self) -> None:
+    def let_go(self) -> None:
         """Part from what refers back to it, so that its memory is free as soon as nobody else knows it."""
         self.learner.before_step = lambda: None
-        self._keeper.part()
+        self._keeper.let_go()
 
     def resume(self) -> int:
         """Take up the newest complete checkpoint, or v0, and publish that version; returns its step."""

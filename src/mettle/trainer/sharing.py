@@ -71,7 +71,7 @@ class RunTenant:
     def close(self) -> None:
         """Let go of the ledger, and of all memory."""
         self.trainer.ledger.close()
-        self.trainer.part()
+        self.trainer.let_go()
 
 
 class SharedTrainer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mettle.evals.reader import EvaluationEntry, list_evaluations
+from mettle.evals.entries import EvaluationEntry, list_evaluations
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from tests.hub.archives_made import push
 from tests.hub.conftest import write_finished
 from tests.hub.lab_writer import everything, room_for
 
-from mettle.evals.reader import EvaluationEntry
+from mettle.evals.entries import EvaluationEntry
 from mettle.hub.evaluations import is_of
 
 EVALS = "/api/v1/evaluations"

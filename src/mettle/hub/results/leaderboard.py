@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from mettle.evals.reader import EvaluationEntry
+from mettle.evals.entries import EvaluationEntry
 from mettle.wording import number
 
 

@@ -15,7 +15,7 @@ from textual import work
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from mettle.evals.reader import EvaluationEntry
+from mettle.evals.entries import EvaluationEntry
 from mettle.tui.catalog import Group
 from mettle.tui.parts import BrowserScreen, PromptBar
 from mettle.tui.record_table import Cell, Column, RecordTable

@@ -16,7 +16,7 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widget import Widget
 
-from mettle.evals.reader import OWN_KIND, EvaluationEntry
+from mettle.evals.entries import OWN_KIND, EvaluationEntry
 from mettle.tui.overview import Paragraphs
 from mettle.tui.parts import Page
 from mettle.tui.record_table import Cell, Column, RecordTable
