@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 
 def encoded(body: Mapping[str, Any]) -> bytes:
     """`body` as UTF-8 JSON.
@@ -29,7 +31,10 @@ def decoded(payload: bytes) -> Any:
 
     Raises: ValueError (RecursionError for one nested without end) when it is not JSON.
     """
-    value = json.loads(payload)
+    try:
+        value = from_json(payload)
+    except ValueError:  # lone surrogates and deep nesting, which it does not read; or no JSON, which `json` explains
+        value = json.loads(payload)
     may_have_lone = b"\\ud" in payload or b"\\uD" in payload or b"\xed" in payload
     return well_formed(value) if may_have_lone else value
 

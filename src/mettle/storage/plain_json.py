@@ -1,7 +1,7 @@
 """JSON of values that others made: whatever they hold, the text is valid and on one line; and JSON that others wrote.
 
-Invariant: a figure that is not finite is null, half a surrogate pair is escaped, an object is its text, and what
-contains itself ends where it begins again.
+Parts: `json_text` (what others read), `json_bytes` (what we read), `read_json`. Invariant: a figure that is not finite
+is null, half a surrogate pair is escaped, an object is its text, and what contains itself ends where it begins again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from pydantic_core import to_json
 
 MAX_DEPTH = 100
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -25,15 +27,23 @@ def read_json(data: bytes) -> Any:
     return _whole(value) if _SURROGATE.search(data) else value
 
 
-def json_text(value: Any, *, is_compact: bool = False) -> str:
-    """`value` as one line of JSON that UTF-8 can hold; `is_compact` is without blanks and in ASCII."""
+def json_text(value: Any) -> str:
+    """`value` as one line of JSON that UTF-8 can hold."""
     try:
-        text = _COMPACT(value) if is_compact else _READABLE(value)
+        text = _READABLE(value)
         if not text.isascii():
             text.encode()
         return text
     except (ValueError, TypeError, RecursionError):  # UnicodeEncodeError is a ValueError
-        return json.dumps(_plain(value, ()), default=as_json, separators=(",", ":") if is_compact else None)
+        return json.dumps(_plain(value, ()), default=as_json)
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as JSON without blanks, in a fifth of the time. Dates, sets and dataclasses are more than their texts."""
+    try:
+        return to_json(value, inf_nan_mode="null", fallback=as_json)
+    except (ValueError, TypeError, RecursionError):  # half a surrogate pair, what contains itself, bytes of no text
+        return json.dumps(_plain(value, ()), default=as_json, separators=(",", ":")).encode()
 
 
 def as_json(value: Any) -> Any:
@@ -70,4 +80,3 @@ def _plain(value: Any, inside: tuple[int, ...]) -> Any:
 
 
 _READABLE = json.JSONEncoder(ensure_ascii=False, default=as_json, allow_nan=False).encode
-_COMPACT = json.JSONEncoder(default=as_json, allow_nan=False, separators=(",", ":")).encode

@@ -16,7 +16,7 @@ from typing import Any
 from mettle.errors import StorageError
 from mettle.records.tasks import GroupRecord, RolloutRecord
 from mettle.storage.database import Database
-from mettle.storage.plain_json import json_text
+from mettle.storage.plain_json import json_bytes
 from mettle.storage.shards import BlockRef, read_group
 
 MAX_ERROR_CHARS = 2000
@@ -85,9 +85,9 @@ def insert_rollouts(
                 (
                     rollout.rollout_id, kind, group.draw.env_id, draw_id, eval_id, step,
                     place if rollout.position is None else rollout.position, rollout.reward, rollout.advantage,
-                    json_text(rollout.metrics), rollout.num_turns, rollout.num_output_tokens, *rollout.version_range,
-                    rollout.stop_condition, rollout.is_truncated, rollout.error_kind, _clipped(rollout.error),
-                    rollout.duration_s, ref.shard, ref.offset, ref.length, now, example,
+                    json_bytes(rollout.metrics).decode(), rollout.num_turns, rollout.num_output_tokens,
+                    *rollout.version_range, rollout.stop_condition, rollout.is_truncated, rollout.error_kind,
+                    _clipped(rollout.error), rollout.duration_s, ref.shard, ref.offset, ref.length, now, example,
                     group.draw.uid or rollout.uid, rollout.error_type, *_tokens(rollout), rollout.model_s,
                     rollout.env_s, rollout.scoring_s, _storable(rollout.excerpt),
                 )
@@ -134,7 +134,7 @@ def _tokens(rollout: RolloutRecord) -> tuple[float | None, float | None]:
 
 
 def _json_of(value: Any) -> str:
-    return str(value) if type(value) is int else json_text(value, is_compact=True)
+    return str(value) if type(value) is int else json_bytes(value).decode()
 
 
 def _clipped(text: str | None) -> str | None:

@@ -24,7 +24,7 @@ import numpy as np
 from mettle.errors import StorageError
 from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.storage.files import link_or_copy, storage_errors
-from mettle.storage.plain_json import json_text
+from mettle.storage.plain_json import json_bytes
 
 SHARD_BYTES = 64 * 2**20
 """A shard is closed when it is larger than this."""
@@ -121,7 +121,7 @@ def encode_group(group: GroupRecord) -> bytes:
     }
     if width:
         header["experts"] = width
-    text = json_text(header, is_compact=True).encode()
+    text = json_bytes(header)
     columns = [
         *(np.asarray(t.new_prompt_ids, np.int32).tobytes() for t in turns),
         *(np.asarray(t.completion_ids, np.int32).tobytes() for t in turns),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
 _OPENAI_TYPES: Final = {
@@ -69,7 +70,7 @@ def error_response(error: HttpError, body: ErrorBody) -> Response:
 def json_response(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A compact JSON answer."""
     try:
-        data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half of a character, which only an escape can carry
+        data = to_json(body, inf_nan_mode="constants")
+    except ValueError:  # half of a character, which only an escape can carry
         data = json.dumps(body, separators=(",", ":")).encode()
     return Response(data, status, headers, "application/json")
