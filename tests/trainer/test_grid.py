@@ -115,7 +115,8 @@ def test_two_ranks_that_share_sequences_or_experts_train_like_one_process(
     tmp_path, mini_model, mixture, lopsided, short
 ):
     """Dense, adapters and a mixture; one state goes from one mesh to another and on in one process."""
-    middle = tmp_path / "middle"
+    middle, alone = tmp_path / "middle", tmp_path / "alone"
+    first_alone = train_case(for_one(case(mixture, loss=GSPO, last=1)) | {"save": str(alone)}, ALONE)
     on_short = {"lora": ADAPTERS, "dtype": "bfloat16", "activation_checkpointing": True}
     cases = [
         case(short, **on_short),
@@ -127,8 +128,9 @@ def test_two_ranks_that_share_sequences_or_experts_train_like_one_process(
         case(lopsided, expert_parallel=2, last=1),
         case(mixture, expert_parallel=2, loss=GSPO, last=1, save=middle),
         case(mixture, context_parallel=2, loss=GSPO, first=2, load=middle),
+        case(mixture, expert_parallel=2, loss=GSPO, first=2, load=alone),
     ]
-    cut, shared, *ranks, early, late = train_on_ranks(tmp_path / "two", cases, 2)
+    cut, shared, *ranks, early, late, after_one = train_on_ranks(tmp_path / "two", cases, 2)
     for own, metrics in zip(cut[0], shared[0], strict=True):  # a base in bfloat16 is as exact as bfloat16
         assert metrics["loss/total"] == pytest.approx(own["loss/total"], rel=1e-2)
         assert metrics["optim/grad_norm"] == pytest.approx(own["optim/grad_norm"], rel=2e-2)
@@ -138,6 +140,7 @@ def test_two_ranks_that_share_sequences_or_experts_train_like_one_process(
     assert ranks[4][0][0]["experts/idle_share"] == 0.5, "one rank has no token of the other to compute"
     curve, state = train_case(for_one(case(mixture, loss=GSPO)), ALONE)
     assert_same((early[0] + late[0], late[1]), (curve, state))
+    assert_same((first_alone[0] + after_one[0], after_one[1]), (curve, state))
     goes_on = case(mixture, loss=GSPO, first=2)
     assert_same(train_case(for_one(goes_on) | {"load": str(middle)}, ALONE), (curve[1:], state))
 
@@ -160,12 +163,21 @@ FOUR = {
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_four_ranks_train_like_one_process_however_they_stand(tmp_path, mini_model, mixture):
-    """Every arrangement of a mixture, full and of adapters; a dense model where there is no expert to share."""
+    """Every arrangement of a mixture, full and of adapters; a dense model where there is no expert to share. What they
+    save one process takes up, and they what one process saves."""
     cases = [case(mixture, last=3, **numbers) for numbers in FOUR.values()]
     cases += [case(mixture, last=3, lora=ADAPTERS, **FOUR[name]) for name in list(FOUR)[:3]]
     cases += [case(mini_model, last=3, **numbers) for numbers in FOUR.values() if "expert_parallel" not in numbers]
     folders = [tmp_path / f"state-{number}" for number in range(len(cases))]
     kept = [each | {"save": str(folder)} for each, folder in zip(cases, folders, strict=True)]
+    ones = [str(tmp_path / f"one-{number}") for number in range(len(cases))]
+    for each, one in zip(cases, ones, strict=True):
+        train_case(for_one(each) | {"save": one}, ALONE)
+    later = [each | {"steps": [4, 4], "load": one} for each, one in zip(cases, ones, strict=True)]
+    for found, each in zip(train_on_ranks(tmp_path / "later", later, 4), cases, strict=True):
+        curve, state = train_case(for_one(each | {"steps": [1, 4]}), ALONE)
+        is_apart = each["config"].get("micro_batch") == {"share_prompts": False}
+        assert_same(found, (curve[3:], state), has_same_rows=is_apart)
     for found, each, folder in zip(train_on_ranks(tmp_path / "four", kept, 4), cases, folders, strict=True):
         longer = each | {"steps": [1, 4]}
         curve, state = train_case(for_one(longer), ALONE)

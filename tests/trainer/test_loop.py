@@ -167,7 +167,7 @@ def test_a_checkpoint_cut_short_is_passed_over_with_a_warning(make_run, train_he
     run_dir = make_run(shipped=4, max_steps=4, interval=2)
     train_here(run_dir)
     digest = read_version(run_dir.version(4)).digest
-    broken = next((run_dir.checkpoints / "step-4" / "trainer").glob("*.distcp"))
+    broken = next((run_dir.checkpoints / "step-4" / "trainer").glob("*.pt"))
     broken.write_bytes(broken.read_bytes()[:-100])
     assert train_here(run_dir) == 4
     ledger = ledger_of(run_dir)

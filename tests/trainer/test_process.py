@@ -52,7 +52,8 @@ def test_the_config_imports_without_torch():
 
 def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path, capsys, monkeypatch):
     """Found before anything is set up, so that it needs no process of its own."""
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # an earlier test's write to its own, closed output
+    for name in ("", "mettle"):  # an earlier test's handlers write to its own, closed output
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     assert main([str(tmp_path / "nowhere")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     run_dir = make_run(shipped=1, max_steps=1)

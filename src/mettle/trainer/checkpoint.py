@@ -1,14 +1,15 @@
-"""The trainer's half of a checkpoint: model, optimiser and random state in one distributed checkpoint (DCP), written
-while the trainer waits or, from a copy in memory, while it goes on.
+"""The trainer's half of a checkpoint: model, optimiser and random state, written while the trainer waits or, from a
+copy in memory, while it goes on.
 
-Where adapters are trained it is the tenant's files and the random state instead, since the base does not change. Either
-may be loaded by another number of ranks than saved it. torch's checkpoints are imported when one is written or read:
-most of a second of a processor, which a run need not pay before its first step. The folder, its manifest and what
-"complete" means belong to `storage.checkpoints`.
+One process that waits writes one file; several ranks, or a copy, a distributed checkpoint (DCP) of torch's. Where
+adapters are trained it is the tenant's files and the random state instead, since the base does not change. Each may be
+loaded by another number of ranks than saved it. torch's checkpoints are imported when one is written or read: half a
+second of a processor. The folder, its manifest and what "complete" means belong to `storage.checkpoints`.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,15 +24,17 @@ from mettle.errors import StorageError
 from mettle.storage.checkpoints import Checkpoint, damage_of, newest_checkpoint
 from mettle.trainer.learner import Learner
 from mettle.trainer.tenant_files import load_tenant, save_tenant
+from mettle.trainer.whole_state import take_whole_state, whole_state
 
 _ALONE = "torch.distributed is disabled"
+_WHOLE_FILE = "state.pt"
+"""What one process saves while it waits."""
 _PROCESS_FILE = "process.pt"
 """Beside a tenant's files: the random state and the step."""
 
 
 def import_writer() -> None:
-    """Import what a checkpoint of the base needs, so that the next one begins at once."""
-    import torch.distributed.checkpoint.state_dict
+    """Import what writes a distributed checkpoint, so that the next one begins at once."""
     import torch.distributed.checkpoint.state_dict_saver  # noqa: F401
 
 
@@ -42,10 +45,16 @@ def save_learner(folder: Path, learner: Learner, step: int) -> None:
             save_tenant(folder, learner.tenant, learner.policy, base_digest=learner.base_digest)
             torch.save({"rng": torch.get_rng_state(), "step": step}, folder / _PROCESS_FILE)
         return
+    if learner.world.size == 1:
+        with (folder / _WHOLE_FILE).open("wb") as file:
+            torch.save(_state(learner, step), file)
+            file.flush()
+            os.fsync(file.fileno())
+        return
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with _quiet(), _ordinary_errors():
-        save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
+    with _ordinary_errors():
+        save(_state(learner, step), checkpoint_id=folder)
 
 
 def save_learner_beside(folder: Path, learner: Learner, step: int) -> Future[Any]:
@@ -82,20 +91,12 @@ def load_learner(folder: Path, learner: Learner) -> int:
     """
     if not learner.tenant.is_base:
         return _load_adapter(folder, learner)
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict import set_state_dict
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    state = _state(learner, 0)
+    whole = folder / _WHOLE_FILE
     try:
-        with _quiet():
-            load(state, checkpoint_id=folder, no_dist=learner.world.size == 1)
-    except (RuntimeError, OSError, ValueError, KeyError, pickle.UnpicklingError, CheckpointException) as error:
+        state = _load_whole(whole, learner) if whole.exists() else _load_parts(folder, learner)
+    except (RuntimeError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise StorageError(f"the trainer's state in {folder} cannot be loaded: {reason[0]}") from error
-    set_state_dict(
-        learner.policy, learner.tenant.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
     torch.set_rng_state(state["rng"])
     return int(state["step"].item())
 
@@ -150,7 +151,50 @@ def _quiet() -> Iterator[None]:
 
 
 def _state(learner: Learner, step: int) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_state_dict
+    policy, optimizers = learner.policy, learner.tenant.optimizers
+    if learner.world.size == 1:
+        model, optimizer = whole_state(policy, optimizers)
+    else:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(policy, optimizers)
+    return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state(), "step": torch.tensor(step)}
+
+
+def _load_whole(file: Path, learner: Learner) -> dict[str, Any]:
+    """Every rank reads the file, and takes of it what it has; returns all that it holds."""
+    policy, optimizers = learner.policy, learner.tenant.optimizers
+    saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    if learner.world.size == 1:
+        take_whole_state(policy, optimizers, saved["model"], saved["optimizer"])
+        return saved
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    set_state_dict(
+        policy,
+        optimizers,
+        model_state_dict=saved["model"],
+        optim_state_dict=saved["optimizer"],
+        options=StateDictOptions(full_state_dict=True),
+    )
+    return saved
+
+
+def _load_parts(folder: Path, learner: Learner) -> dict[str, Any]:
+    """A distributed checkpoint, by however many ranks."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     model, optimizer = get_state_dict(learner.policy, learner.tenant.optimizers)
-    return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state(), "step": torch.tensor(step)}
+    state: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "rng": torch.get_rng_state(),
+        "step": torch.tensor(0),
+    }
+    with _quiet(), _ordinary_errors():
+        load(state, checkpoint_id=folder, no_dist=learner.world.size == 1)
+    set_state_dict(
+        learner.policy, learner.tenant.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+    return state

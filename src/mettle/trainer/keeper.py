@@ -71,7 +71,7 @@ class CheckpointKeeper:
 
     def prepare(self) -> None:
         """Import what writes a checkpoint while the first batch is still being sampled, and not while one is due."""
-        if self._learner.tenant.is_base:
+        if self._is_beside() or (self._learner.world.size > 1 and self._learner.tenant.is_base):
             import_writer()
 
     def save(self, step: int) -> None:

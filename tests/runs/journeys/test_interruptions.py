@@ -53,7 +53,7 @@ def wait_for_checkpoint(run: Run, version: int) -> None:
 
 
 def cut_short(checkpoint: Path) -> None:
-    largest = max(checkpoint.rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    largest = max(checkpoint.rglob("*.pt"), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
 
 
