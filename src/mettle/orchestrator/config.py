@@ -225,7 +225,7 @@ class OrchestratorConfig(_Section):
     canary_tolerance: float = Field(1e-3, gt=0.0)
     """Largest mean difference of the canary's logprobs at which an update counts; .02 if the run's engine computes in
     bfloat16 and this is not given."""
-    poll_s: float = Field(default=0.05, gt=0.0)
+    poll_s: float = Field(default=0.01, gt=0.0)
     """How often the ledger is asked for a new version."""
     health_s: float = Field(default=2.0, gt=0.0)
     """How often the engine is asked for its health."""

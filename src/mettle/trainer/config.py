@@ -185,7 +185,7 @@ class WaitConfig(BaseModel):
 
     batch_s: float = Field(default=600.0, gt=0)
     """For the orchestrator to ship the next batch."""
-    poll_s: float = Field(default=0.01, gt=0, le=5)
+    poll_s: float = Field(default=0.004, gt=0, le=5)
     """Between two looks at the ledger."""
 
 

@@ -29,6 +29,7 @@ def config(**overrides):
         "group_size": 4,
         "envs": [{"id": "words"}, {"id": "sums", "ratio": 0.5}],
         "eval": {"num_examples": 3, "interval": 2},
+        "poll_s": 0.05,  # each look is an event to play
         "retry": {"max_attempts": 3, "backoff_s": 0.1, "max_failed_groups": 50},
         **overrides,
     }

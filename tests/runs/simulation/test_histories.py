@@ -34,7 +34,7 @@ PLACE_TARGETS = [*RAY_TARGETS, "workers-0", "workers-1"]
 def run_config(*, is_ray=False, has_places=False, **orchestrator):
     values = {
         "batch_size": 8, "group_size": 4, "envs": [{"id": "words"}], "eval": {"num_examples": 0},
-        "max_empty_batches": 1000, "retry": {"max_failed_groups": 50}, **orchestrator,
+        "max_empty_batches": 1000, "retry": {"max_failed_groups": 50}, "poll_s": 0.05, **orchestrator,
     }  # fmt: skip
     deployment = {"hub": False, "engine": "ray" if is_ray else "local", "num_trainer_ranks": 2 if is_ray else 1}
     if has_places:
