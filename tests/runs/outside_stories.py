@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stories import CONFIG, Run, environment
 
-from mettle.inference.outside.door import DOOR_FILE, read_door
+from mettle.inference.outside.door_file import DOOR_FILE, read_door
 from mettle.inference.outside.roster import OutsideWorker, read_roster
 from mettle.runs.outside import invite_worker
 

@@ -33,18 +33,20 @@ def quickstart(
     Makes a small policy, warms it up, trains it with reinforcement learning while its page shows how, and measures it
     before and after on tasks it has never seen. Needs no GPU, no account and no network.
     """
-    from mettle.runs.quickstart import QuickstartOptions
-    from mettle.runs.quickstart import quickstart as run_quickstart
+    from mettle.runs.head_start import head_start
 
-    options = QuickstartOptions(
-        seed=seed,
-        steps=steps,
-        dir=directory,
-        is_browser=browser,
-        is_json=is_json,
-        is_hard=is_hard,
-        port=port,
-    )
-    with going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
-        summary = run_quickstart(options)
+    with head_start() as begun, going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
+        from mettle.runs.quickstart import QuickstartOptions
+        from mettle.runs.quickstart import quickstart as run_quickstart
+
+        options = QuickstartOptions(
+            seed=seed,
+            steps=steps,
+            dir=directory,
+            is_browser=browser,
+            is_json=is_json,
+            is_hard=is_hard,
+            port=port,
+        )
+        summary = run_quickstart(options, begun)
     return STOPPED if summary.get("state") == "stopped" else 0

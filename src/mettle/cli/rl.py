@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from mettle.errors import UserError
 from mettle.wording import duration
 
 if TYPE_CHECKING:
+    from mettle.processes.importer import Importer
     from mettle.runs.launch import RunOutcome
 
 RUNS = Path("runs")
@@ -58,8 +60,6 @@ def run(
     mettle rl run --trainer t.toml --orchestrator o.toml --inference i.toml
     mettle rl run mine.toml --hosted
     """
-    from mettle.runs import launch
-
     files, overrides = split_arguments(arguments)
     if not files and not _names_a_file(overrides):
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
@@ -70,21 +70,16 @@ def run(
         return 0
     if override_card:
         raise UserError("--override-card is for --hosted runs; nothing here looks at a card")
-    place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
-    loaded = launch.load_run_config(files, (*overrides, *place))
+    if share_dir is not None:
+        overrides = [*overrides, "--deployment.share", str(share_dir.resolve())]
     if dry_run:
-        if loaded.config.deployment.engine == "ray":
-            from mettle.runs.cluster.placement import placement_of
-
-            wanted = ", ".join(map(str, placement_of(loaded.config).bundles))
-            click.echo(f"note: on the cluster it takes {wanted}; `mettle rl plan` says on which nodes", err=True)
-        if is_json:
-            print_json({"config": loaded.config.model_dump(mode="json"), "sources": loaded.sources})
-        else:
-            click.echo(loaded.render(), nl=False)
+        _show_config(files, overrides, is_json=is_json)
         return 0
-    with going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
-        return _end(launch.run(loaded, directory, is_quiet=is_json), is_json=is_json)
+    with _head_start() as begun, going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
+        from mettle.runs import launch
+
+        loaded = launch.load_run_config(files, overrides)
+        return _end(launch.run(loaded, directory, is_quiet=is_json, begun=begun), is_json=is_json)
 
 
 @rl.command()
@@ -195,12 +190,13 @@ def start(run: str, process: str) -> None:
 @json_option
 def resume(run: str, is_json: bool) -> int:
     """Continue a run, or a share with its runs, that was stopped or killed."""
-    from mettle.runs import launch
-
     if (Path(run) / "share.json").exists():
         return go_on(Path(run), is_json=is_json)
-    with going_on(f"`mettle rl resume {run}` continues the run"):
-        return _end(launch.resume(find_run(run), is_quiet=is_json), is_json=is_json)
+    path = find_run(run)
+    with _head_start() as begun, going_on(f"`mettle rl resume {run}` continues the run"):
+        from mettle.runs import launch
+
+        return _end(launch.resume(path, is_quiet=is_json, begun=begun), is_json=is_json)
 
 
 @rl.command(context_settings={"ignore_unknown_options": True})
@@ -363,6 +359,28 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     first = next((at for at, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     files = [word.removeprefix("@") for word in arguments[:first]]
     return [Path(file) for file in files if file], list(arguments[first:])
+
+
+def _head_start() -> AbstractContextManager[Importer | None]:
+    """To be asked for before anything else of a run is imported."""
+    from mettle.runs.head_start import head_start
+
+    return head_start()
+
+
+def _show_config(files: Sequence[Path], overrides: Sequence[str], *, is_json: bool) -> None:
+    from mettle.runs.launch import load_run_config
+
+    loaded = load_run_config(files, overrides)
+    if loaded.config.deployment.engine == "ray":
+        from mettle.runs.cluster.placement import placement_of
+
+        wanted = ", ".join(map(str, placement_of(loaded.config).bundles))
+        click.echo(f"note: on the cluster it takes {wanted}; `mettle rl plan` says on which nodes", err=True)
+    if is_json:
+        print_json({"config": loaded.config.model_dump(mode="json"), "sources": loaded.sources})
+    else:
+        click.echo(loaded.render(), nl=False)
 
 
 def _names_a_file(overrides: Sequence[str]) -> bool:

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -36,6 +37,8 @@ from mettle.processes.orphans import tie_to_thread
 IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 READY = b"ready"
 _ANSWER_S = 10.0
+_DRIVERS = ("cuda", "hip", "xpu")
+"""What a build of torch may have been made for: names of its libraries, and of its versions."""
 _PR_SET_CHILD_SUBREAPER = 36
 _ARG_START, _ARG_END = 45, 46
 """Where /proc/PID/stat has the addresses of the command line, counted from the state."""
@@ -180,6 +183,14 @@ def split() -> ForkServer | None:
     return server
 
 
+def torch_has_drivers() -> bool:
+    """Whether this build of torch is for accelerators, so that a fork of a process that has imported it would not do.
+    Found out without importing it; where there is no torch, there are no drivers."""
+    found = importlib.util.find_spec("torch")
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    return any((Path(folder) / "lib" / f"libtorch_{name}.so").exists() for folder in folders for name in _DRIVERS)
+
+
 def _serve(line: socket.socket, parent: int) -> str:
     """Fork for who asks. Returns in a child alone: the module that it is to run."""
     gc.collect()
@@ -202,7 +213,7 @@ def _serve(line: socket.socket, parent: int) -> str:
 def _unfit() -> str:
     """Why a fork of this process could not do what a new one can; empty when it can."""
     torch: Any = sys.modules.get("torch")
-    if torch is not None and any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")):
+    if torch is not None and any(getattr(torch.version, name, None) for name in _DRIVERS):
         return "this build of torch has drivers that a fork cannot use"
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"what was imported has started {threads - 1} threads"

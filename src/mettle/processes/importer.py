@@ -1,4 +1,4 @@
-"""A fork server that begins to import when the first process wants to start from it.
+"""A fork server that begins to import when the first process wants to start from it, or before.
 
 Parts: `Importer`. Invariant: until it is decided whether it can fork nobody need start; where it can't, each process
 has an interpreter of its own and does the same.
@@ -25,14 +25,16 @@ class Importer:
 
     def has_decided(self) -> bool:
         """Whether it is known if it can fork. The first to ask begins the import."""
-        if self._process is None:
-            self._process = self._begin()
+        self.begin()
         return not self.server.is_importing
 
-    def _begin(self) -> ChildProcess:
+    def begin(self) -> None:
+        """Begin the import; once is enough."""
+        if self._process is not None:
+            return
         with self.server.theirs as theirs:
             command = python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()))
-            return ChildProcess(
+            self._process = ChildProcess(
                 [*command, *self._modules],
                 tie="thread",
                 output=self._output,

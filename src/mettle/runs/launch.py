@@ -17,6 +17,7 @@ from mettle.envs.sandboxes.shared import SANDBOX_ENV
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.log import setup_logging
 from mettle.processes.fork_server import ForkServer
+from mettle.processes.importer import Importer
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.cluster.actor import HOST_MARK
 from mettle.runs.cluster.launcher import Cluster, RayLauncher
@@ -73,9 +74,11 @@ def load_run_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loa
     return load_config(RunConfig, files, overrides)
 
 
-def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool = False) -> RunOutcome:
+def run(
+    loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool = False, begun: Importer | None = None
+) -> RunOutcome:
     """Make a run at `path` (or under `runs/`) and train it to its end."""
-    return drive(create(loaded, path), is_quiet=is_quiet)
+    return drive(create(loaded, path), is_quiet=is_quiet, begun=begun)
 
 
 def create(loaded: Loaded[RunConfig], path: Path | None = None) -> RunDir:
@@ -102,14 +105,14 @@ def _placed(loaded: Loaded[RunConfig], name: str) -> Loaded[RunConfig]:
     return with_base(join_config(named, share), Path(share.about()["base"]))
 
 
-def resume(path: Path, *, is_quiet: bool = False) -> RunOutcome:
+def resume(path: Path, *, is_quiet: bool = False, begun: Importer | None = None) -> RunOutcome:
     """Continue the run at `path` from what its ledger and its newest complete checkpoint say."""
     run_dir = RunDir.existing(path)
     with RunLock(run_dir):
         mend_ledger(run_dir)
     if is_finished(path):
         raise UserError(f"run {run_dir.name} is finished; `mettle rl metrics {path}` shows its figures")
-    return drive(run_dir, is_quiet=is_quiet)
+    return drive(run_dir, is_quiet=is_quiet, begun=begun)
 
 
 def drive(
@@ -118,10 +121,12 @@ def drive(
     is_quiet: bool = False,
     on_page: Callable[[str], None] | None = None,
     twin: ForkServer | None = None,
+    begun: Importer | None = None,
 ) -> RunOutcome:
     """Supervise a run to its end, its failure, or a person's wish to stop.
 
-    `on_page` is called once with the address of the run page when it answers. `twin` forks an orchestrator.
+    `on_page` is called once with the address of the run page when it answers. `twin` forks an orchestrator, and `begun`
+    (see `head_start`) what needs torch.
     """
     config = read_run_config(run_dir)
     with RunLock(run_dir):
@@ -129,20 +134,23 @@ def drive(
         ledger = Ledger(run_dir.ledger)
         try:
             mend_batches(run_dir, ledger)
-            with _places(run_dir, config, twin) as launcher:
+            with _places(run_dir, config, twin, begun) as launcher:
                 return _supervise(run_dir, ledger, config, launcher, is_quiet=is_quiet, on_page=on_page)
         finally:
             ledger.close()
 
 
 @contextmanager
-def _places(run_dir: RunDir, config: RunConfig, twin: ForkServer | None) -> Iterator[Launcher]:
+def _places(run_dir: RunDir, config: RunConfig, twin: ForkServer | None, begun: Importer | None) -> Iterator[Launcher]:
     """This machine, or what the run takes of a cluster. Raises: UserError when the cluster has no room."""
+    # With several ranks or another engine there are not two processes here that would share what is imported.
+    is_alone = config.deployment.share is None and config.deployment.num_trainer_ranks == 1
+    is_shared = config.deployment.engine == "local" and is_alone and config.inference.engine == "embedded"
+    if begun is not None and not is_shared:
+        begun.close()
     if config.deployment.engine == "local":
-        # With several ranks or another engine there are not two processes here that would share what is imported.
-        is_own = config.deployment.share is None and config.deployment.num_trainer_ranks == 1
-        imports = IMPORTS if is_own and config.inference.engine == "embedded" else ()
-        yield LocalLauncher(run_dir.logs, imports, twin=twin)
+        imports = IMPORTS if is_shared else ()
+        yield LocalLauncher(run_dir.logs, imports, twin=twin, begun=begun if is_shared else None)
         return
     placement = placement_of(config)
     with Cluster(config.deployment.ray, run_dir.logs / "cluster.out") as cluster:

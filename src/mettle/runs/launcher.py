@@ -93,7 +93,8 @@ class LocalLauncher:
     """Children of this process, on this machine. What they print goes to files in `logs`.
 
     With `imports`, those that need them (`FORKED`) are forks of one process that has imported them; with `for_runs`, so
-    are the supervisors of a share's runs (`MEMBER`). `twin` is a fork of this process, for an orchestrator.
+    are the supervisors of a share's runs (`MEMBER`). `twin` is a fork of this process, for an orchestrator; `begun` has
+    begun to import `IMPORTS` already.
     """
 
     def __init__(
@@ -103,11 +104,12 @@ class LocalLauncher:
         *,
         for_runs: Sequence[str] = (),
         twin: ForkServer | None = None,
+        begun: Importer | None = None,
     ) -> None:
         self._logs = logs
         self._twin = twin
-        self._for_torch = _importer(imports, logs / "fork-server.out")
-        self._for_runs = _importer(for_runs, logs / "fork-server-of-runs.out")
+        self._for_torch = begun or importer_of(imports, logs / "fork-server.out")
+        self._for_runs = importer_of(for_runs, logs / "fork-server-of-runs.out")
 
     def process(self, spec: ProcessSpec) -> SupervisedProcess:
         """A child."""
@@ -147,5 +149,8 @@ class LocalLauncher:
             importer.close()
 
 
-def _importer(modules: Sequence[str], output: Path) -> Importer | None:
-    return Importer(modules, output) if modules and fork_server.IS_POSSIBLE else None
+def importer_of(modules: Sequence[str], output: Path) -> Importer | None:
+    """A process that imports these and prints to `output`; None where nothing could be a fork of it."""
+    if not modules or not fork_server.IS_POSSIBLE or (modules == IMPORTS and fork_server.torch_has_drivers()):
+        return None
+    return Importer(modules, output)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mettle.errors import StorageError, UserError
-from mettle.inference.outside.door import read_door
+from mettle.inference.outside.door_file import read_door
 from mettle.inference.outside.roster import OutsideWorker, invite, read_roster
 from mettle.runs.create import read_run_config
 from mettle.runs.host import HostNews

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from mettle.config import Loaded
 from mettle.errors import ServiceError
+from mettle.processes.importer import Importer
 from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
 from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run
@@ -45,14 +46,14 @@ class QuickstartOptions:
     port: int | None = None
 
 
-def quickstart(options: QuickstartOptions) -> dict[str, Any]:
-    """Make the run, train it, show what came of it. Returns the summary.
+def quickstart(options: QuickstartOptions, begun: Importer | None = None) -> dict[str, Any]:
+    """Make the run, train it, show what came of it. Returns the summary. `begun`: see `head_start`.
 
     Raises: UserError for options that cannot be met, ServiceError when a process cannot go on.
     """
     run_dir = _create(options)
     is_shown = options.is_browser and not options.is_json and sys.stdout.isatty()
-    outcome = drive(run_dir, is_quiet=options.is_json, on_page=_open_browser if is_shown else None)
+    outcome = drive(run_dir, is_quiet=options.is_json, on_page=_open_browser if is_shown else None, begun=begun)
     if options.is_json:
         print(json.dumps(outcome.summary))
     else:

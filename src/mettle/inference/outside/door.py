@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import random
 import secrets
 import socket
@@ -28,6 +26,7 @@ from starlette.responses import Response
 from mettle.errors import MettleError, StorageError
 from mettle.inference.engine.protocol import Choice
 from mettle.inference.outside.config import OutsideConfig
+from mettle.inference.outside.door_file import read_door, write_door
 from mettle.inference.outside.engine import OutsideEngine, WorkRefused
 from mettle.inference.outside.files import PieceStore, describe_folder, wire_listing
 from mettle.inference.outside.relays import relay_address
@@ -48,7 +47,6 @@ from mettle.web.problems import HttpError, json_response
 from mettle.web.server import HttpServer, bind, url_of
 
 PREFIX: Final = "/work/v1"
-DOOR_FILE: Final = "door.json"
 MAX_WAIT_S: Final = 20.0
 MAX_CHOICES: Final = 4096
 _REFUSED: Final = "refused"
@@ -123,7 +121,7 @@ class OutsideDoor:
         app = WebApp(routed(self.routes()), door=Door(allowed_hosts(host)), as_error=_as_http_error)
         self._http = HttpServer(app, listener)
         await self._http.start()
-        write_json(self._folder / DOOR_FILE, {"url": self.base_url, "host": host, "port": port, "pid": os.getpid()})
+        write_door(self._folder, self.base_url, host, port)
 
     async def stop(self) -> None:
         """Answer no more."""
@@ -283,15 +281,6 @@ def bind_door(config: OutsideConfig) -> socket.socket:
         with contextlib.suppress(MettleError, KeyError, ValueError, TypeError):  # it is a wish
             return bind(config.host, int(read_door(config.folder)["port"]))
     return bind(config.host, config.port)
-
-
-def read_door(folder: Path) -> dict[str, Any]:
-    """Where the door is, as it was written last. Raises: StorageError when it never was."""
-    try:
-        found: dict[str, Any] = json.loads((folder / DOOR_FILE).read_text())
-        return found
-    except (OSError, ValueError) as error:
-        raise StorageError(f"no door for workers was opened in {folder}: {error}") from error
 
 
 def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -20,7 +20,6 @@ from mettle.errors import MettleError, UserError
 from mettle.processes.beats import Gauge, Heartbeat
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.server import serve
 from mettle.storage.files import write_json
 
 OWN_FIELDS = frozenset({
@@ -52,6 +51,9 @@ def client_settings(service: ServiceConfig, ready_files: Sequence[Path]) -> Sand
 
 def main(given: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM."""
+    # Whoever starts a run asks for the settings alone, on a cluster or not.
+    from mettle.sandbox.service.server import serve
+
     parser = argparse.ArgumentParser(prog="python -m mettle.runs.cluster.sandboxes")
     parser.add_argument("name")
     parser.add_argument("--config", type=Path, required=True)
