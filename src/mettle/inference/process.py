@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -24,8 +25,7 @@ from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.protocol import EngineStatus, SamplingEngine
 from mettle.inference.launch import open_engine
-from mettle.inference.outside.door import OutsideDoor, bind_door
-from mettle.inference.outside.engine import OutsideEngine
+from mettle.inference.outside.config import OutsideConfig
 from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
 from mettle.log import setup_logging
@@ -34,6 +34,9 @@ from mettle.storage.files import write_json
 from mettle.web.bodies import first_fault
 from mettle.web.keys import Keys
 from mettle.web.server import bind, on_signals
+
+if TYPE_CHECKING:
+    from mettle.inference.outside.door import OutsideDoor
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +97,7 @@ async def serve(
     def die(error: MettleError) -> None:
         loop.call_soon_threadsafe(stop, error)
 
-    workers = None if config.outside is None else bind_door(config.outside)
+    workers = None if config.outside is None else _bind_door(config.outside)
     with on_signals(stop):
         # torch comes in here, so that a wrong config is told at once and nothing else of this process needs it.
         engine = await asyncio.to_thread(
@@ -126,7 +129,16 @@ async def serve(
     return 0
 
 
+def _bind_door(outside: OutsideConfig) -> socket.socket:
+    from mettle.inference.outside.door import bind_door
+
+    return bind_door(outside)
+
+
 async def _open_door(config: InferenceConfig, engine: SamplingEngine, listener: socket.socket) -> OutsideDoor:
+    from mettle.inference.outside.door import OutsideDoor
+    from mettle.inference.outside.engine import OutsideEngine
+
     assert isinstance(engine, OutsideEngine), "the engine has workers from outside"
     assert config.outside is not None, "there is a door to open"
     assert config.outside.folder is not None, "the engine was opened with it"
