@@ -1,0 +1,64 @@
+"""torch is imported from the first moment of a run, by a process that never outlives it."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mettle.processes import fork_server
+from mettle.processes.child import process_state
+from mettle.runs.head_start import head_start
+from mettle.runs.launcher import IMPORTS, LocalLauncher, importer_of
+
+SPARED = ("aiohttp", "sympy", "transformers", "torch._dynamo", "torch.distributed.checkpoint", "mettle.sandbox")
+
+
+@pytest.fixture
+def light(monkeypatch):
+    """What imports at once, in place of torch."""
+    monkeypatch.setattr("mettle.runs.head_start.IMPORTS", ("json",))
+
+
+@pytest.mark.skipif(not fork_server.IS_POSSIBLE, reason="forks are handed on by Linux alone")
+def test_what_has_begun_is_what_a_launcher_forks_from_and_ends_with_the_block(light, tmp_path):
+    with head_start() as begun:
+        assert begun is not None
+        launcher = LocalLauncher(tmp_path, IMPORTS, begun=begun)
+        assert launcher.pids() == [begun.pid]
+        deadline = time.monotonic() + 60
+        while not begun.has_decided() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert launcher.server("mettle.trainer").is_ready
+        pid = begun.pid
+    assert not process_state(pid)
+
+
+@pytest.mark.skipif(not fork_server.IS_POSSIBLE, reason="forks are handed on by Linux alone")
+def test_a_mistake_leaves_no_process(light):
+    begun = None
+    with pytest.raises(ValueError, match="a typo"), head_start() as begun:
+        pid = begun.pid
+        raise ValueError("a typo")
+    assert begun.pid is None
+    assert not process_state(pid)
+
+
+def test_a_build_for_accelerators_is_known_before_it_is_imported(tmp_path, monkeypatch):
+    package = tmp_path / "torch"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert not fork_server.torch_has_drivers()
+    (package / "lib" / "libtorch_cuda.so").touch()
+    assert fork_server.torch_has_drivers()
+    assert importer_of(IMPORTS, tmp_path / "out") is None
+    with head_start() as begun:
+        assert begun is None
+
+
+def test_a_run_imports_nothing_that_few_runs_need():
+    code = f"import sys, {', '.join(IMPORTS)}\nprint([name for name in {SPARED!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
