@@ -36,12 +36,17 @@ def test_what_has_begun_is_what_a_launcher_forks_from_and_ends_with_the_block(li
 
 @pytest.mark.skipif(not fork_server.IS_POSSIBLE, reason="forks are handed on by Linux alone")
 def test_a_mistake_leaves_no_process(light):
-    begun = None
-    with pytest.raises(ValueError, match="a typo"), head_start() as begun:
-        pid = begun.pid
-        raise ValueError("a typo")
-    assert begun.pid is None
-    assert not process_state(pid)
+    seen = []
+
+    def mistaken():
+        with head_start() as begun:
+            seen.extend([begun, begun.pid])
+            raise ValueError("a typo")
+
+    with pytest.raises(ValueError, match="a typo"):
+        mistaken()
+    assert seen[0].pid is None
+    assert not process_state(seen[1])
 
 
 def test_a_build_for_accelerators_is_known_before_it_is_imported(tmp_path, monkeypatch):
