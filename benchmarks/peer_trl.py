@@ -2,6 +2,7 @@
 
     python3 -m venv trl-venv && trl-venv/bin/pip install torch==2.13.0+cpu trl
     python benchmarks/peer_trl.py --peer trl-venv/bin/python [--steps 100] [--rounds 2] [--json FILE]
+    python benchmarks/peer_trl.py --lag 0 2              asynchronous beside synchronous: Mettle alone, with other lags
     python benchmarks/peer_trl.py --against CHECKOUT     Mettle alone, in turns with another checkout of it
 
 Both start from one folder: the quickstart's policy after its warm-up. A step is 16 prompts x 16 rollouts at temperature
@@ -9,8 +10,8 @@ Both start from one folder: the quickstart's policy after its warm-up. A step is
 generate in its own process and has both cores; Mettle samples ahead in another process, one thread each. Neither
 measures, saves or draws anything on the way. Times are of the whole command, imports included, rounds in turn; each
 final policy is then measured on the same 512 held-out words. What differs: Mettle's loss has an entropy bonus that
-fades, and the policy that samples is one version old (with `--lag 2` once more, up to two); TRL's is its default loss,
-on the newest version.
+fades, and the policy that samples is one version old (with `--lag 0 2` once more, none and up to two); TRL's is its
+default loss, on the newest version.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, help="python of an environment with trl")
     parser.add_argument("--against", type=Path, help="another checkout of Mettle, run by this python")
-    parser.add_argument("--lag", type=int, help="Mettle once more, with so many versions of lag in place of one")
+    parser.add_argument(
+        "--lag", type=int, nargs="+", default=[], help="Mettle once more, with so many versions of lag in place of one"
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="where to write the figures")
@@ -46,15 +49,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         start = make_start(Path(scratch))
         rows = write_rows(Path(scratch) / "rows.jsonl")
-        others = {"lag": options.lag, "trl": options.peer, "against": options.against}
+        lags = {"mettle": 1, "against": 1, **{f"lag {lag}": lag for lag in options.lag}}
+        others = {**{f"lag {lag}": True for lag in options.lag}, "trl": options.peer, "against": options.against}
         found: dict[str, list[dict[str, float]]] = {"mettle": [], **{name: [] for name in others if others[name]}}
         for number in range(options.rounds):
             for name in found:
-                folder = Path(scratch) / f"{name}-{number}"
+                folder = Path(scratch) / f"{name.replace(' ', '-')}-{number}"
                 if name != "trl":
                     source = options.against / "src" if name == "against" else None
-                    lag = options.lag if name == "lag" else 1
-                    result = timed(mettle_command(start, folder, options.steps, number, lag), source)
+                    result = timed(mettle_command(start, folder, options.steps, number, lags[name]), source)
                 else:
                     peer = [str(options.peer), str(HERE.with_name("peer_trl_grpo.py")), str(start), str(rows)]
                     result = timed([*peer, str(folder / "policy"), str(options.steps), str(number)])
@@ -92,7 +95,9 @@ def mettle_command(start: Path, folder: Path, steps: int, seed: int, lag: int = 
     overrides += ["--orchestrator.eval.interval", "0", "--orchestrator.eval.num_examples", "1"]
     overrides += ["--trainer.checkpoint.interval", str(steps), "--no-deployment.hub", "--dir", str(folder)]
     overrides += ["--trainer.mismatch.interval", "0"]
-    if lag != 1:
+    if lag == 0:  # the seed decides everything: what is trained, and what is sampled next
+        overrides += ["--orchestrator.max_lag", "0", "--orchestrator.max_staleness", "0"]
+    elif lag != 1:
         overrides += ["--orchestrator.max_lag", str(lag), "--orchestrator.max_staleness", str(lag + 1)]
         overrides += ["--orchestrator.max_inflight_groups", str(PROMPTS * lag)]
         overrides += ["--inference.max_slots", str(PROMPTS * ROLLOUTS * lag)]
