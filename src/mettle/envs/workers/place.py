@@ -15,7 +15,6 @@ import logging
 import os
 import queue
 import secrets
-import select
 import signal
 import socket
 import sys
@@ -30,6 +29,7 @@ from mettle.errors import MettleError, UserError
 from mettle.processes.beats import Gauge, Heartbeat
 from mettle.processes.child import ChildProcess
 from mettle.processes.frames import Frame, receive, send
+from mettle.processes.readiness import is_readable
 from mettle.storage.files import write_json
 from mettle.web.keys import WORKERS_KEY_ENV
 
@@ -102,7 +102,7 @@ class WorkerPlace:
         self._running.add(child)
         try:
             send(control, {"pid": child.pid})
-            while child.exit_code() is None and not select.select([control], [], [], LOOK_S)[0]:
+            while child.exit_code() is None and not is_readable(control, LOOK_S):
                 pass
             if (code := child.exit_code()) is not None:
                 send(control, {"code": code})
