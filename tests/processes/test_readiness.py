@@ -1,7 +1,5 @@
 """Descriptors of any number are asked whether they have something to read."""
 
-import os
-import select
 import socket
 
 import pytest
@@ -22,10 +20,3 @@ def test_a_descriptor_above_those_of_select_is_readable_when_something_came_and_
         assert not is_readable(ours, -1.0), "a time that is over is none, and not one without end"
         theirs.close()
         assert is_readable(ours, None)
-
-
-def test_select_itself_refuses_it():
-    """Or nobody would need this module."""
-    reading, writing = os.pipe()
-    with open(reading, "rb"), open(writing, "wb"), pytest.raises(ValueError, match="out of range"):
-        select.select([reading], [], [], 0)  # noqa: TID251
