@@ -17,6 +17,7 @@ from tests.sources import syntax_tree
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(ROOT.glob("src/mettle/**/*.py"))
 ROOMS = sorted({path.relative_to(ROOT / "src/mettle").parts[0] for path in SOURCES if path.parent.name != "mettle"})
+MAX_LINES = 500
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "manager", "misc"}
 
 
@@ -58,6 +59,11 @@ def test_no_room_is_forgotten_where_torch_is_forbidden():
     """The inference server may import its engine, and tests of the orchestrator run without torch at all."""
     kept_out = _contracts()["only the trainer and the engine import torch"]["source_modules"]
     assert {"mettle.trainer", "mettle.inference", *kept_out} >= {f"mettle.{room}" for room in ROOMS}
+
+
+def test_no_module_has_more_lines_than_one_noun_needs():
+    long = {str(path.relative_to(ROOT)): num for path in SOURCES if (num := path.read_text().count("\n")) > MAX_LINES}
+    assert not long, "past 500 lines there is a second noun"
 
 
 def test_no_module_has_a_name_that_says_nothing():

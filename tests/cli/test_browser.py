@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import select
 import struct
 import sys
 import termios
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mettle.cli import browser
+from mettle.processes.readiness import is_readable
 
 SOURCE = Path(browser.__file__).resolve().parents[2]
 
@@ -100,7 +100,7 @@ def test_a_real_terminal_is_left_as_it_was_found(evaluation, tmp_path):
 def _read_until(terminal: int, wanted: bytes, limit_s: float = 300.0) -> bytes:
     seen, end = b"", time.monotonic() + limit_s
     while wanted not in seen and time.monotonic() < end:
-        if select.select([terminal], [], [], 0.2)[0]:
+        if is_readable(terminal, 0.2):
             try:
                 seen += os.read(terminal, 65536)
             except OSError:  # The other end is gone.

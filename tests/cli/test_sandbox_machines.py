@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import select
 import signal
 import struct
 import subprocess
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from own_service import typed
+
+from mettle.processes.readiness import is_readable
 
 pytestmark = pytest.mark.usefixtures("forked_commands")
 
@@ -47,7 +48,7 @@ class Person:
         seen, deadline = b"", time.monotonic() + 100
         while wanted.encode() not in seen:
             assert time.monotonic() < deadline, seen
-            if select.select([self.screen], [], [], 0.5)[0]:
+            if is_readable(self.screen, 0.5):
                 seen += os.read(self.screen, 65536)
         return seen.decode(errors="replace")
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mettle.hub.pages import templates
+from mettle.hub.pages import FOLDER, templates
 from mettle.inference.outside.checks import WorkFault
 from mettle.inference.outside.roster import Roster, invite
 from mettle.processes.beats import Beat
@@ -358,3 +358,25 @@ async def test_a_long_list_of_runs_comes_in_pages_and_opens_those_of_its_page(tm
     assert {name for names in shown for name in names} == {f"run-{index:03d}" for index in range(120)}
     assert min(shown[0]) == "run-070"
     assert "No runs on page 4" in beyond
+
+
+def test_a_bar_fills_at_most_its_track_and_what_it_says_is_escaped():
+    marks = templates().get_template("_marks.html").module
+    filled = [re.findall(r'class="value" width="([\d.]+)"', marks.bar(part)) for part in (-0.5, 0, 0.25, 1, 3, None)]
+    assert filled == [["0"], ["0"], ["25.0"], ["100"], ["100"], []]
+    assert 'role="img" aria-label="&lt;b&gt;"' in marks.bar(0.5, said="<b>")
+    assert marks.reward_cell(None, otherwise="-") == '<td class="reward-cell"><span class="muted">-</span></td>'
+
+
+def test_a_pager_leads_to_the_pages_that_there_are():
+    pager = templates().get_template("_marks.html").module.pager
+    found = [re.findall(r'href="([^"]*)"', pager("?words=a&", page, 3)) for page in (1, 2, 3)]
+    assert found == [["?words=a&amp;page=2"], ["?words=a&amp;page=1", "?words=a&amp;page=3"], ["?words=a&amp;page=2"]]
+    assert pager("?", 1, 1) == ""
+
+
+def test_marks_that_several_pages_draw_are_drawn_in_one_file():
+    files = [
+        path for path in (FOLDER / "templates").glob("*.html") if re.search("reward-bar|class=.pager", path.read_text())
+    ]
+    assert [path.name for path in files] == ["_marks.html"]

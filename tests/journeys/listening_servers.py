@@ -271,7 +271,7 @@ INSIDE_MACHINES = {
     "envs/python_worker.py": "asks for a secret: tests/envs/test_python_worker.py",
     "envs/rlm/bridge.py": "asks for a secret: tests/envs/rlm",
     "sandbox/containers/agent/boot.py": "TLS in which both ends show one certificate",
-    "sandbox/containers/agent/server.py": "a socket of the machine's network, handed to its owner",
+    "sandbox/containers/agent/ports.py": "a socket of the machine's network, handed to its owner",
     "sandbox/machines/egress.py": "a socket of the machine's network",
     "sandbox/zygote/machine.py": "a socket of the machine's network, handed to its owner",
     "sandbox/testing/ports.py": "runs in a machine, for the tests of backends",

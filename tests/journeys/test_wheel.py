@@ -77,7 +77,8 @@ def installed(dist, tmp_path_factory):
 
 def test_wheel_and_sdist_hold_what_is_used_and_nothing_else(dist):
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    sizes = {entry.filename: entry.file_size for entry in zipfile.ZipFile(wheel).infolist()}
+    names = set(sizes)
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"mettle", "mettle_names.pth"}
     assert {
@@ -87,6 +88,8 @@ def test_wheel_and_sdist_hold_what_is_used_and_nothing_else(dist):
     } <= names
     assert [name for name in names if re.search(r"dist-info/licenses/(LICENSE|.*OFL|.*uPlot)", name)]
     assert not [name for name in names if "/tests/" in name or name.endswith((".pyc", ".db"))]
+    assert not {name: size for name, size in sizes.items() if size > 200_000}, "no user needs it"
+    assert sum(sizes.values()) < 10e6
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "src/mettle/py.typed"} <= packed

@@ -15,6 +15,7 @@ from mettle.processes.child import (
     ChildProcess,
     explain_exit,
     how_it_ended,
+    is_alive,
     last_line,
     process_memory_bytes,
     python_module,
@@ -115,3 +116,15 @@ def test_an_end_in_words(tmp_path):
     child = ChildProcess(python_module("timeit", "--no-such-option"), tie="thread", output=output)
     assert child.wait(100.0) == 2
     assert "no-such-option" in child.tail()
+
+
+def test_who_has_a_pid_is_told_from_who_had_it_and_from_nobody(monkeypatch):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert [is_alive(pid) for pid in (os.getpid(), ended.pid, None, 0, -1)] == [True, False, None, None, None]
+
+    def of_another_user(pid, number):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", of_another_user)
+    assert is_alive(ended.pid)

@@ -78,6 +78,13 @@ def test_a_fork_is_a_process_of_its_own_and_a_child_of_who_asked(modules, made, 
     }  # fmt: skip
 
 
+def test_a_process_with_many_open_descriptors_has_forks_too(many_descriptors, modules, made, tmp_path):
+    made, importer = made("heavy")
+    process = managed(made, tmp_path, "tell")
+    assert process.wait(60) == 0
+    assert json.loads((tmp_path / "out").read_text())["made_by"] == importer.pid
+
+
 def test_how_a_fork_ends_is_known_as_of_any_child(modules, made, tmp_path):
     modules("refuse", "import sys\nsys.exit('no')")
     modules("crash", "raise ValueError('what was wrong')")

@@ -127,19 +127,6 @@ class RunReader:
         return self.clock() - max(written_ns(ledger), written_ns(f"{ledger}-wal")) / 1e9
 
 
-def is_alive(pid: int | None) -> bool | None:
-    """Whether a process of this machine has the pid; None without a pid."""
-    if pid is None or pid <= 0:
-        return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def inode_of(path: Path) -> int:
     """The identity of a file; 0 when it is not there."""
     try:

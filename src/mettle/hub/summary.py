@@ -19,10 +19,10 @@ from mettle.hub.models import (
     TaskAccounts,
     Vital,
 )
-from mettle.hub.reader import QUIET_S, RunReader, is_alive
+from mettle.hub.reader import QUIET_S, RunReader
 from mettle.hub.series import METRICS
 from mettle.hub.steps import StepFigures
-from mettle.processes.child import process_state
+from mettle.processes.child import is_alive, process_state
 from mettle.processes.liveness import diagnose
 from mettle.records.tasks import TaskState
 from mettle.runs.costs import DEATHS

@@ -1,8 +1,8 @@
 """One child process: started in a session of its own, tied to its parent's life, asked to end and then ended.
 
 Parts: `ChildProcess`; `python_module` (the command for a module of ours), `how_it_ended`, `last_line`,
-`memory_bytes_of`. Invariants: a child and what it starts end with it (signals go to the whole session); one that has
-ended is reaped and its pipes are closed.
+`memory_bytes_of`; `is_alive` and `process_state`, of any process. Invariants: a child and what it starts end with it
+(signals go to the whole session); one that has ended is reaped and its pipes are closed.
 """
 
 from __future__ import annotations
@@ -205,6 +205,19 @@ def process_memory_bytes(pid: int) -> int:
 def process_cpu_s(pid: int) -> float:
     """Processor time of a process and of its children that have ended; 0 when it is gone or the host does not say."""
     return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def is_alive(pid: int | None) -> bool | None:
+    """Whether a process of this machine has the pid; None without a pid."""
+    if pid is None or pid <= 0:
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def process_state(pid: int) -> str:

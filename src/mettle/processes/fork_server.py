@@ -21,7 +21,6 @@ import importlib.util
 import json
 import os
 import runpy
-import select
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mettle.processes.orphans import tie_to_thread
+from mettle.processes.readiness import is_readable
 
 IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 READY = b"ready"
@@ -73,7 +73,7 @@ class AdoptedProcess:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            select.select([self._end], [], [], left)
+            is_readable(self._end, left)
         return code
 
 
@@ -89,7 +89,7 @@ class ForkServer:
     @property
     def is_importing(self) -> bool:
         """Whether it is not yet known if it can fork."""
-        if self._state == "importing" and select.select([self._line], [], [], 0)[0]:
+        if self._state == "importing" and is_readable(self._line):
             self._state = "ready" if self._heard(len(READY)) == READY else "gone"
         return self._state == "importing"
 

@@ -1,5 +1,6 @@
 """A thread that does one thing again and again until it is closed.
 
+What is nothing but that is a `Ticker` itself; what has one beside other things holds it.
 Invariant: a step that fails is told and made again at the next tick; nothing but `close` or `stop` ends the thread.
 """
 

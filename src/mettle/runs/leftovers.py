@@ -16,6 +16,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from mettle.processes.child import is_alive
 from mettle.runs.lock import supervisor_pid
 from mettle.storage.run_dir import RunDir
 
@@ -53,7 +54,7 @@ def dead_runs(folder: Path = Path("runs")) -> list[DeadRun]:
             continue
         lock = run.path / "supervisor.lock"
         files = [lock] if lock.exists() and lock.stat().st_size else []
-        files += [path for path in sorted((run.path / "endpoints").glob("*.json")) if not _is_alive(_pid_in(path))]
+        files += [path for path in sorted((run.path / "endpoints").glob("*.json")) if not is_alive(_pid_in(path))]
         if files:
             found.append(DeadRun(run, tuple(files)))
     return found
@@ -105,15 +106,3 @@ def _pid_in(path: Path) -> int | None:
     except (OSError, ValueError, AttributeError):
         return None
     return pid if isinstance(pid, int) else None
-
-
-def _is_alive(pid: int | None) -> bool:
-    if pid is None:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

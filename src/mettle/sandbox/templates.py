@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mettle.errors import SandboxError, UserError
+from mettle.processes.readiness import is_readable
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.host_ids import HostIds, find_subordinates
 from mettle.sandbox.own_limits import limits_hint
@@ -106,7 +106,7 @@ class TemplateProcess:
     @property
     def is_alive(self) -> bool:
         """False as soon as the kernel says so, even before the event loop has heard it."""
-        return not self._exited.is_set() and not select.select([self._exit_fd], [], [], 0)[0]
+        return not self._exited.is_set() and not is_readable(self._exit_fd)
 
     async def ends_soon(self) -> bool:
         """Whether it has ended, or does within a moment: a process that is killed hangs up before it is dead."""

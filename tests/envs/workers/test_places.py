@@ -195,9 +195,9 @@ def test_without_the_key_nothing_is_started_and_nothing_is_told(nodes):
     nodes.start("workers-0")
     told = nodes.processes["workers-0"].endpoint()
     with socket.create_connection((told["host"], told["port"]), timeout=60.0) as stranger, pytest.raises(NotKnown):
-        enter(stranger, "another key")
+        enter(stranger, "another key", 60.0)
     with socket.create_connection((told["host"], told["port"]), timeout=60.0) as known:
-        enter(known, KEY)
+        enter(known, KEY, 60.0)
         send(known, {"do": "start", "cwd": "/"})
         assert set(receive(known)) == {"ticket", "byteorder", "arrays"}
 
@@ -210,7 +210,7 @@ def test_what_listens_in_a_place_s_stead_is_not_trusted_with_an_environment(node
     ):
         impostor.sendall(bytes(32) + bytes(32))
         with pytest.raises(NotKnown, match="no place of this run"):
-            enter(connection, KEY)
+            enter(connection, KEY, 60.0)
 
 
 def test_an_environment_that_does_not_load_there_says_where(nodes):

@@ -138,9 +138,15 @@ async def test_what_is_refused_is_the_exception_that_its_users_catch(openai, cli
         await client_of(key="mtl_none").models.list()
     with pytest.raises(openai.PermissionDeniedError, match="evals:write"):
         await client_of("bob", "training:read").chat.completions.create(model="small", messages=HI)
-    with pytest.raises(openai.UnprocessableEntityError, match="none of this Hub") as unknown:
-        await client_of().chat.completions.create(model="gpt-4", messages=HI)
-    assert unknown.value.param == "model"
+    for asked in (
+        client_of().chat.completions.create(model="gpt-4", messages=HI),
+        client_of().completions.create(model="gpt-4", prompt="hi"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="none of this Hub") as unknown:
+            await asked
+        assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.BadRequestError, match="model is missing"):
+        await client_of().post("/chat/completions", body={"messages": HI}, cast_to=object)
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         await client_of().chat.completions.create(model="small", messages=HI, max_tokens=-1)
     with hub.lab.database.write() as c:

@@ -52,11 +52,11 @@ def test_answers_whole_and_streamed_are_passed_on_and_counted_once(hub):
 def test_what_cannot_be_asked_is_refused_as_openai_clients_read_it(hub):
     bob = hub.with_token("bob")
     for body, status, words in (
-        ({"messages": TURN}, 422, "model is missing"),
-        ({"model": "none-such", "messages": TURN}, 422, "none of this Hub (broken, small)"),
+        ({"messages": TURN}, 400, "model is missing"),
+        ({"model": "none-such", "messages": TURN}, 404, "none of this Hub (broken, small)"),
         ({"model": "c" + "a" * 24, "messages": TURN}, 404, "not found"),
         ({"model": "small", "messages": TURN, "max_tokens": 0}, 400, "max_tokens must be at least 1"),
-        ({"model": "small", "messages": TURN, "stream": True, "stream_options": "all"}, 422, "'all' and no object"),
+        ({"model": "small", "messages": TURN, "stream": True, "stream_options": "all"}, 400, "'all' and no object"),
         ({"model": "broken", "messages": TURN}, 503, "this model has no tokenizer"),
     ):
         answer = bob.post(CHAT, json=body)
@@ -64,6 +64,18 @@ def test_what_cannot_be_asked_is_refused_as_openai_clients_read_it(hub):
         assert words in answer.json()["error"]["message"]
     assert hub.anonymous().post(CHAT, json={"model": "small"}).status_code == 401
     assert used(hub, "bob") == 0
+
+
+def test_an_unknown_model_is_told_in_the_words_of_openai(hub):
+    bob = hub.with_token("bob")
+    for name in ("none-such", "c" + "a" * 24):
+        body = {"model": name, "messages": TURN, "prompt": "x"}
+        answers = [bob.post(CHAT, json=body), bob.post("/v1/completions", json=body), bob.get(f"/v1/models/{name}")]
+        for answer in answers:
+            told = answer.json()["error"]
+            assert (answer.status_code, told["type"]) == (404, "not_found_error")
+            assert (told["param"], told["code"]) == ("model", "model_not_found")
+            assert name in told["message"]
 
 
 def test_a_quota_that_is_used_up_refuses_the_next_question(hub):
@@ -79,7 +91,7 @@ def test_a_version_of_a_run_is_asked_by_those_alone_whose_it_is(hub):
     body = {"model": "tiny", "environments": [{"id": "reverse-text"}], "batch_size": 32, "name": "mine"}
     bob = hub.with_token("bob")
     run = bob.post("/api/v1/rft/runs", json=body).json()["run"]["id"]
-    assert bob.post(CHAT, json={"model": run, "messages": TURN}).status_code == 422, "it has no version yet"
+    assert bob.post(CHAT, json={"model": run, "messages": TURN}).status_code == 404, "it has no version yet"
     for number in (2, 10):
         (run_folder(hub.lab.folder, run) / "weights" / f"v{number}").mkdir(parents=True)
     for name, said in ((run, 10), (f"{run}:v2", 2), (f"{run}@2", 2)):
@@ -88,7 +100,7 @@ def test_a_version_of_a_run_is_asked_by_those_alone_whose_it_is(hub):
     assert hub.with_token("eve").post(CHAT, json={"model": run, "messages": TURN}).status_code == 404
     assert [each["id"] for each in bob.get("/v1/models").json()["data"]][-1] == f"{run}:v10"
     assert run not in hub.with_token("eve").get("/v1/models").text
-    assert bob.post(CHAT, json={"model": f"{run}:v3", "messages": TURN}).status_code == 422
+    assert bob.post(CHAT, json={"model": f"{run}:v3", "messages": TURN}).status_code == 404
 
 
 def test_people_talk_to_a_model_on_its_page(hub):
@@ -103,7 +115,7 @@ def test_people_talk_to_a_model_on_its_page(hub):
     assert bob.form("/chat", model="small", messages="{not json", text="x").status_code == 200
     for fields, status, words in (
         ({"model": "small", "text": " "}, 400, "say something"),
-        ({"model": "none", "text": "x"}, 422, "none of this Hub"),
+        ({"model": "none", "text": "x"}, 404, "none of this Hub"),
         ({"model": "broken", "text": "keep this"}, 503, "keep this"),
     ):
         answer = bob.form("/chat", messages=kept, **fields)

@@ -283,9 +283,14 @@ async def test_a_long_prompt_has_the_code_that_clients_look_for(openai: Any, cli
 
 
 async def test_another_model_is_not_found(openai: Any, client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
-        await client.chat.completions.create(model="gpt-4", messages=HI)
-    assert caught.value.code == "model_not_found"
+    for asked in (
+        client.chat.completions.create(model="gpt-4", messages=HI),
+        client.completions.create(model="gpt-4", prompt="hi"),
+        client.models.retrieve("gpt-4"),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await asked
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 SCHEMA = {

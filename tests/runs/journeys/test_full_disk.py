@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from standstill import ENDLESS, NAMED_S, note
+from standstill import ENDLESS, LIMIT_S, note
 from stories import Run, environment
 
 from mettle.storage.ledger import Ledger
@@ -102,7 +102,7 @@ def test_a_full_disk_ends_a_run_with_one_line_and_nothing_lost(disk, tmp_path, s
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_a_disk_that_fills_under_a_run_is_named_within_30_s_and_the_run_goes_on_when_there_is_room(disk, tmp_path):
+def test_a_disk_that_fills_under_a_run_is_named_and_the_run_goes_on_when_there_is_room(disk, tmp_path):
     run = Run(tmp_path, steps=ENDLESS, prefix=disk.prefix, at=disk.inside)
     try:
         while "training: step" not in run.said():
@@ -114,11 +114,11 @@ def test_a_disk_that_fills_under_a_run_is_named_within_30_s_and_the_run_goes_on_
                 file.write(bytes(2**16))
         filled = time.monotonic()
         while "MiB are free at" not in run.said() and "no space left" not in run.said():
+            assert time.monotonic() - filled < LIMIT_S, run.said()
             time.sleep(0.1)
         named_s = time.monotonic() - filled
         assert run.end() == 2, run.said()
         note("full disk", {"terminal": named_s, "goes_on_s": time.monotonic() - filled})
-        assert named_s <= NAMED_S
         assert "no space left" in run.complaint()
         filler.unlink()
         shutil.copytree(disk.seen / "run", tmp_path / "copy", symlinks=True)

@@ -1,6 +1,6 @@
-"""Faults in the real processes of a run at its default budgets: who stands still is named within 30 s, and it goes on.
+"""Faults in the real processes of a run at its default budgets: who stands still is named, and it goes on.
 
-What was measured stands in docs/explanation/liveness.md; `METTLE_STANDSTILL_LOG` names a file for new figures.
+After how many seconds stands in docs/explanation/liveness.md; `METTLE_STANDSTILL_LOG` names a file for new figures.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from standstill import NAMED_S, PLACES, WARM_UP, FaultyRun, note
+from standstill import LIMIT_S, PLACES, WARM_UP, FaultyRun, note
 from stories import mettle_in, published
 
 from mettle.processes.beats import read_beats
@@ -105,7 +105,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., FaultyRun]]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
+def test_who_stands_still_is_named_and_the_run_goes_on(name, start):
     fault = FAULTS[name]
     run = start(*fault.overrides)
     run.wait_for(published(3), limit_s=800.0)
@@ -117,7 +117,7 @@ def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
     seen = run.watch(lambda text: fault.words in text and (not fault.process or who in text), places=fault.places)
     figures = {place: getattr(seen, place) for place in fault.places}
     note(name, {**figures, "told": [e.message for e in run.events() if e.event_id not in before]})
-    assert all(s is not None and s <= NAMED_S for s in figures.values()), (figures, run.said())
+    assert not seen.missing(fault.places), (figures, run.said())
     blamed = {event.data["process"] for event in run.events() if event.event_id not in before and event.kind == "stall"}
     assert {("worker" if name.startswith("worker") else name) for name in blamed} <= {fault.process}
     if not fault.is_left:
@@ -135,7 +135,7 @@ def test_a_killed_supervisor_takes_its_run_along_and_is_named_where_the_run_goes
     killed = time.monotonic()
     run.process.wait()
     while any(process_state(other) for other in others):
-        assert time.monotonic() - killed < NAMED_S, "processes of a run outlive its supervisor"
+        assert time.monotonic() - killed < LIMIT_S, "processes of a run outlive its supervisor"
         time.sleep(0.05)
     gone_s = time.monotonic() - killed
     listed = mettle_in(tmp_path, "rl", "list", "--dir", tmp_path, "--json")
@@ -143,7 +143,7 @@ def test_a_killed_supervisor_takes_its_run_along_and_is_named_where_the_run_goes
     resumed = time.monotonic()
     run.resume()
     seen = run.watch(lambda text: f"the supervisor (pid {pid}) was killed" in text)
-    assert all((getattr(seen, place) or 1e9) <= NAMED_S for place in PLACES), (seen, run.said())
+    assert not seen.missing(), (seen, run.said())
     run.goes_on()
     figures = {place: getattr(seen, place) for place in PLACES}
     note("killed supervisor", {**figures, "gone_s": gone_s, "goes_on_s": time.monotonic() - resumed})
@@ -174,7 +174,7 @@ def test_a_warm_up_that_stands_still_is_named(name, words, start):
     injected = time.monotonic()
     seen = run.watch(lambda text: words in text and f"sft (pid {pid})" in text)
     note(f"{name} warm-up", {place: getattr(seen, place) for place in PLACES})
-    assert all((getattr(seen, place) or 1e9) <= NAMED_S for place in PLACES), run.said()
+    assert not seen.missing(), (seen, run.said())
     if name == "frozen":
         run.wait_for(lambda ledger: {p.name: p.restarts for p in ledger.journal.processes()}["sft"] == 1)
         note(f"{name} warm-up", {"goes_on_s": time.monotonic() - injected})
@@ -188,7 +188,7 @@ def test_an_environment_that_never_loads_is_named(workers, process, start):
     run.wait_for(lambda _: any(name.startswith(process) for name in read_beats(run.run_dir.beats)), limit_s=400.0)
     seen = run.watch(lambda text: "at_will.py" in text and process in text)
     note(f"an environment that never loads, {workers} workers", {place: getattr(seen, place) for place in PLACES})
-    assert all((getattr(seen, place) or 1e9) <= NAMED_S for place in PLACES), run.said()
+    assert not seen.missing(), (seen, run.said())
     run.heal()
     run.goes_on(3)
     run.finish()

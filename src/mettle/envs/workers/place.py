@@ -4,7 +4,7 @@
 environment. A pool opens three connections for each worker: one on which the worker is asked for and its end is told,
 and two that are handed to the worker itself, for requests and for its pulse (see `worker`), so that nothing passes
 through this process. Invariants: a worker ends with the connection that asked for it, and with this process; who cannot
-prove to have the key has nothing started.
+prove to have the key has nothing started, and no thread (see `entrance`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 import os
 import queue
 import secrets
-import select
 import signal
 import socket
 import sys
@@ -24,12 +23,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mettle.envs.workers.handshake import NotKnown, admit, keep_alive
+from mettle.envs.workers.entrance import Entrance
 from mettle.envs.workers.spawn import start_worker
 from mettle.errors import MettleError, UserError
 from mettle.processes.beats import Gauge, Heartbeat
 from mettle.processes.child import ChildProcess
 from mettle.processes.frames import Frame, receive, send
+from mettle.processes.readiness import is_readable
 from mettle.storage.files import write_json
 from mettle.web.keys import WORKERS_KEY_ENV
 
@@ -41,38 +41,29 @@ FRAMES, PULSE = "frames", "pulse"
 
 
 class WorkerPlace:
-    """Starts workers for whoever has `key`. They beat as of the place `name`."""
+    """Starts workers for whoever has `key`. They beat as of the place `name`. The listener is its own."""
 
     def __init__(self, listener: socket.socket, key: str, name: str) -> None:
-        self._listener = listener
-        self._key = key
+        self._entrance = Entrance(listener, key)
         self._name = name
         self._running: set[ChildProcess] = set()
         self._joining: dict[str, queue.Queue[tuple[str, socket.socket]]] = {}
         """By ticket: where the connections of a worker that is about to be started come in."""
 
     def serve(self) -> None:
-        """Take connections until the listener is closed; each has a thread of its own."""
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
+        """Take connections until it is to drain; each that belongs to the run has a thread of its own."""
+        for connection in self._entrance.let_in():
             threading.Thread(target=self._meet, args=(connection,), daemon=True, name="connection").start()
 
     def _meet(self, connection: socket.socket) -> None:
         try:
-            keep_alive(connection)
             connection.settimeout(GREET_S)
-            admit(connection, self._key)
             word = receive(connection)
             if word is not None and word["do"] == "join":
                 self._joining[word["ticket"]].put((word["part"], connection))
                 return  # it is the worker's now
             if word is not None:
                 self._start(connection, word)
-        except NotKnown as error:
-            logger.warning("%s", error)
         except (OSError, MettleError, KeyError) as error:
             logger.info("a connection ended: %r", error)
         connection.close()
@@ -102,7 +93,7 @@ class WorkerPlace:
         self._running.add(child)
         try:
             send(control, {"pid": child.pid})
-            while child.exit_code() is None and not select.select([control], [], [], LOOK_S)[0]:
+            while child.exit_code() is None and not is_readable(control, LOOK_S):
                 pass
             if (code := child.exit_code()) is not None:
                 send(control, {"code": code})
@@ -112,7 +103,7 @@ class WorkerPlace:
 
     def drain(self) -> None:
         """Take nothing new, and let the pools end what runs, which tears their environments down."""
-        self._listener.close()
+        self._entrance.close()
         while self._running:
             time.sleep(LOOK_S)
 

@@ -131,7 +131,7 @@ class PlacedHome:
         connection = socket.create_connection((told["host"], told["port"]), timeout=GREET_S)
         opened.append(connection)
         keep_alive(connection)
-        enter(connection, self._places.key)
+        enter(connection, self._places.key, GREET_S)
         return connection
 
 

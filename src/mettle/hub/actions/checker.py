@@ -27,22 +27,19 @@ TICK_S = 1.0
 MAX_LOG_BYTES = 400_000
 
 
-class ReleaseChecker:
+class ReleaseChecker(Ticker):
     """Checks what waits until it is closed; then what runs is ended, and begun again by the next Hub."""
 
     def __init__(self, lab: Lab, *, tick_s: float = TICK_S) -> None:
+        super().__init__("checks of releases", self._recover_and_step, tick_s=tick_s)
         self._lab = lab
         self._is_recovered = False
         self._child: tuple[Release, ChildProcess] | None = None
         self._shown = ""
-        self._ticker = Ticker("checks of releases", self._recover_and_step, tick_s=tick_s)
-
-    def start(self) -> None:
-        self._ticker.start()
 
     def close(self) -> None:
         """End what runs, and check no more."""
-        self._ticker.close()
+        super().close()
         self.close_child()
 
     def close_child(self) -> None:

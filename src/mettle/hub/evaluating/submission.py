@@ -150,10 +150,8 @@ def _checked_address(url: str) -> str:
 def _on_this_machine(c: Connection, lab: Lab, caller: Caller, model: str, settings: dict[str, Any]) -> EvaluationOrder:
     try:
         found = find_model(c, lab, caller, model)
-    except HttpError as error:
-        if error.status == 422:
-            raise HttpError(422, f"{error}; or name an endpoint with api_base_url", param="inference_model") from None
-        raise
+    except HttpError as error:  # here it is one field of several, and not what is asked
+        raise HttpError(422, f"{error}; or name an endpoint with api_base_url", param="inference_model") from None
     if found.run is None:
         return EvaluationOrder({**settings, "model": str(found.path)})
     return EvaluationOrder(settings, (str(found.run), found.version))

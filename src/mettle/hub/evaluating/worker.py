@@ -26,32 +26,23 @@ TICK_S = 1.0
 GRACE_S = 10.0
 
 
-class EvaluationWorker:
-    """Runs the evaluations of a source, in the thread that calls `work` or `step`, until it is told to end."""
+class EvaluationWorker(Ticker):
+    """Runs the evaluations of a source, in a thread of its own or in that which calls `step`.
+
+    When it ends, what runs is given back.
+    """
 
     def __init__(self, source: EvaluationSource, *, tick_s: float = TICK_S) -> None:
+        # Children end with the thread that started them, so that all is done in one.
+        super().__init__("evaluations", self.step, tick_s=tick_s, at_end=self.drop)
         self._source = source
         self._child: tuple[EvaluationWork, subprocess.Popen[bytes]] | None = None
         self._asked_at: float | None = None
-        # Children end with the thread that started them, so that all is done in one.
-        self._ticker = Ticker("evaluations", self.step, tick_s=tick_s, at_end=self.drop)
 
     @property
     def doing(self) -> EvaluationWork | None:
         """What it works on."""
         return None if self._child is None else self._child[0]
-
-    def start(self) -> None:
-        """Work in a thread of its own."""
-        self._ticker.start()
-
-    def close(self) -> None:
-        """End what runs and give it back."""
-        self._ticker.close()
-
-    def try_step(self) -> None:
-        """A step; one that could not be made is made later."""
-        self._ticker.try_step()
 
     def step(self) -> None:
         """Look after the one that runs; start the next where there is none."""

@@ -12,21 +12,17 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0
 
 
-class LeaseKeeper:
+class LeaseKeeper(Ticker):
     """Looks at the leases until it is closed. When it begins, all of them have their whole time again."""
 
     def __init__(self, lab: Lab, *, tick_s: float = TICK_S) -> None:
         self._lab = lab
-        self._ticker = Ticker("leases", self.step, tick_s=tick_s)
+        super().__init__("leases", self.step, tick_s=tick_s)
 
     def start(self) -> None:
         with self._lab.database.write() as c:
             leases.renew_all(c, self._lab)
-        self._ticker.start()
-
-    def close(self) -> None:
-        """Look no more."""
-        self._ticker.close()
+        super().start()
 
     def step(self) -> None:
         """Take back what is overdue."""

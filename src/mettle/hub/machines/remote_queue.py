@@ -20,6 +20,7 @@ from mettle.hub.evaluating.source import EvaluationWork, LeaseWord
 from mettle.hub.machines.machine_client import LeaseLostError, MachineClient
 from mettle.hub.machines.mirror import FolderMirror
 from mettle.hub.training.surroundings import own_environment
+from mettle.processes.ticker import Ticker
 from mettle.storage.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,7 @@ class RemoteQueue:
         self._word = LeaseWord.GO_ON
         self._told_at = self._asked_at = float("-inf")
         self._mirror: FolderMirror | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="beats", daemon=True)
+        self._beats = Ticker("beats", self._beat, tick_s=beat_s)
         self._is_silent = False
         self.is_leaving = False
         """Whether the Hub gives this machine no more work."""
@@ -52,13 +52,11 @@ class RemoteQueue:
 
     def start(self) -> None:
         """Begin to beat."""
-        self._thread.start()
+        self._beats.start()
 
     def close(self) -> None:
         """Be silent from now on."""
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._beats.close()
 
     def take(self) -> EvaluationWork | None:
         work = self._ask(is_asking=True).get("work")
@@ -148,12 +146,8 @@ class RemoteQueue:
             return answer
 
     def _beat(self) -> None:
-        while not self._over.wait(self._beat_s):
-            try:
-                if self._held:  # who asks for work is heard of as well
-                    self._keep_alive()
-            except Exception:
-                logger.exception("a beat failed")
+        if self._held:  # who asks for work is heard of as well
+            self._keep_alive()
 
     def _keep_alive(self) -> None:
         if time.monotonic() - self._asked_at < self._beat_s:

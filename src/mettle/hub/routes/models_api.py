@@ -29,10 +29,7 @@ def models(lab: LabHere, caller: EvalWriter) -> dict[str, Any]:
 def one_model(lab: LabHere, caller: EvalWriter, name: str) -> dict[str, Any]:
     """One of them."""
     with lab.database.read() as c:
-        try:
-            return _shown(find_model(c, lab, caller, name))
-        except HttpError as error:  # what is asked for stands in the address
-            raise HttpError(404, str(error), param="model", code="model_not_found") from error
+        return _shown(find_model(c, lab, caller, name))
 
 
 def _shown(model: HubModel) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy import Connection
 from starlette.responses import Response
 
 from mettle.hub.access import Admin, LabHere, SignedIn
@@ -37,31 +38,35 @@ def usage_page(lab: LabHere, caller: SignedIn, month: Annotated[str, Query(max_l
 @router.post("/usage")
 def change(lab: LabHere, caller: Admin, fields: CheckedForm) -> Response:
     """Set a quota or a price, or with an empty figure take it away."""
-    action, name = fields.get("action", ""), fields.get("name", "").strip()
+    action, name, figure = fields.get("action", ""), fields.get("name", "").strip(), fields.get("figure", "")
     try:
+        change_it = {"quota": _set_quota, "price": _set_price}.get(action)
+        if change_it is None:
+            raise HttpError(400, f"there is no action {action[:40]!r}")
         with lab.database.write() as c:
-            if action == "quota":
-                owner_id = owner_id_of(c, name)
-                if owner_id is None:
-                    raise HttpError(404, f"there is no person or team called {name[:60]!r}")
-                figure = _figure(fields.get("figure", ""), "a quota", MAX_TOKENS)
-                if figure is not None and figure != int(figure):
-                    raise HttpError(422, "a quota is a whole number of tokens")
-                usage.set_quota(c, owner_id, None if figure is None else int(figure))
-            elif action == "price":
-                if not name or len(name) > 200:
-                    raise HttpError(422, "say which model the price is of; * is for all that have none of their own")
-                usage.set_price(c, name, _figure(fields.get("figure", ""), "a price", 1e9))
-            else:
-                raise HttpError(400, f"there is no action {action[:40]!r}")
-            audit.note(
-                c, caller.name, f"{action}.set", name, detail=fields.get("figure", "") or "none", address=caller.address
-            )
+            change_it(c, name, figure)
+            audit.note(c, caller.name, f"{action}.set", name, detail=figure or "none", address=caller.address)
     except HttpError as error:
         answer = _usage(lab, caller, "", problem=str(error))
         answer.status_code = error.status
         return answer
     return RedirectResponse("/usage", status_code=303)
+
+
+def _set_quota(c: Connection, name: str, text: str) -> None:
+    owner_id = owner_id_of(c, name)
+    if owner_id is None:
+        raise HttpError(404, f"there is no person or team called {name[:60]!r}")
+    figure = _figure(text, "a quota", MAX_TOKENS)
+    if figure is not None and figure != int(figure):
+        raise HttpError(422, "a quota is a whole number of tokens")
+    usage.set_quota(c, owner_id, None if figure is None else int(figure))
+
+
+def _set_price(c: Connection, name: str, text: str) -> None:
+    if not name or len(name) > 200:
+        raise HttpError(422, "say which model the price is of; * is for all that have none of their own")
+    usage.set_price(c, name, _figure(text, "a price", 1e9))
 
 
 def _figure(text: str, what: str, most: float) -> float | None:

@@ -43,7 +43,7 @@ class ModelQuestion:
         """Raises: HttpError where there is no such model, it is not for them, or their month's quota is used up."""
         assert caller.person is not None, "the routes are for people who are signed in"
         if not isinstance(name, str) or not name:
-            raise HttpError(422, "model is missing: GET /v1/models lists those of this Hub", param="model")
+            raise HttpError(400, "model is missing: GET /v1/models lists those of this Hub", param="model")
         with lab.database.read() as c:
             model = find_model(c, lab, caller, name)
             usage.must_have_room(c, caller.person.id, 1)
@@ -66,12 +66,12 @@ class ModelQuestion:
 async def passed_on(engines: ModelEngines, asked: ModelQuestion, path: str, body: dict[str, Any]) -> Response:
     """The answer of the engine to `body`, whole or as it streams.
 
-    Raises: HttpError 503 where there is none, 422 for options that are none.
+    Raises: HttpError 503 where there is none, 400 for options that are none.
     """
     is_stream = bool(body.get("stream"))
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise HttpError(422, f"stream_options is {str(options)[:60]!r} and no object", param="stream_options")
+        raise HttpError(400, f"stream_options is {str(options)[:60]!r} and no object", param="stream_options")
     wants_usage = bool(options.get("include_usage")) if is_stream else True
     sent = {**body, "model": asked.model.name}
     if is_stream:

@@ -37,23 +37,29 @@ class HubModel:
 
 
 def find_model(c: Connection, lab: Lab, caller: Caller, name: str) -> HubModel:
-    """Raises: HttpError 404 for a run that is not the caller's, 422 for what this Hub does not have."""
+    """Raises: HttpError 404 for what this Hub does not have, and for a run that is not the caller's."""
     found = RUN_MODEL.fullmatch(name)
     if found is None:
         offered = {each.name: each.path for each in offered_models(lab.models) if each.path}
         if name not in offered:
-            raise HttpError(
-                422, f"model {name[:100]!r} is none of this Hub ({', '.join(offered) or 'it offers none'}) and no"
-                " hosted run (ID or ID:v20)", param="model",
-            )  # fmt: skip
+            names = ", ".join(offered) or "it offers none"
+            raise _unknown(f"model {name[:100]!r} is none of this Hub ({names}) and no hosted run (ID or ID:v20)")
         return HubModel(name, offered[name], title=name)
-    job = jobs.find_job(c, caller, found["run"])
+    try:
+        job = jobs.find_job(c, caller, found["run"])
+    except HttpError as error:
+        raise _unknown(str(error)) from error
     known = dict(versions_on_disk(lab.folder, job.id))
     version = int(found["version"]) if found["version"] else max(known, default=-1)
     if version not in known:
         has = ", ".join(f"v{number}" for number in sorted(known)) or "nothing yet"
-        raise HttpError(422, f"run {job.id} has no v{version} on disk; it has {has}", param="model")
+        raise _unknown(f"run {job.id} has no v{version} on disk; it has {has}")
     return HubModel(f"{job.id}:v{version}", None, run_folder(lab.folder, job.id), version, f"{job.name} v{version}")
+
+
+def _unknown(message: str) -> HttpError:
+    """By its code the OpenAI clients, and what is built on them, know that another name may do."""
+    return HttpError(404, message, param="model", code="model_not_found")
 
 
 def list_models(c: Connection, lab: Lab, caller: Caller) -> list[HubModel]:

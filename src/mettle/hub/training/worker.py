@@ -32,22 +32,19 @@ COUNT_EVERY_S = 5.0
 """Between two looks at what a run has taken."""
 
 
-class QueueWorker:
+class QueueWorker(Ticker):
     """A thread that runs jobs until it is closed. Runs go on when it is: they are its Hub's, not the process's."""
 
     def __init__(self, lab: Lab, *, tick_s: float = TICK_S) -> None:
+        super().__init__("submitted runs", self.step, tick_s=tick_s)
         self._lab = lab
         self._claim: FolderClaim | None = None
         self._counted_at: dict[str, float] = {}
         self._child: tuple[str, subprocess.Popen[bytes]] | None = None
-        self._ticker = Ticker("submitted runs", self.step, tick_s=tick_s)
-
-    def start(self) -> None:
-        self._ticker.start()
 
     def close(self) -> None:
         """Take no more jobs."""
-        self._ticker.close()
+        super().close()
         if self._claim is not None:
             self._claim.release()
 

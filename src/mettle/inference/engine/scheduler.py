@@ -255,31 +255,44 @@ class Scheduler:
         assert batch.last_ND is not None, "the batch is computed"
         self.memory.promised -= batch.promised
         self._count_prompts(batch)
-        place_of = {id(row): i for i, prompt in enumerate(batch.prompts) for row in prompt.sequences}
+        self._tell_kin(batch)
+        prompt_of = {id(row): i for i, prompt in enumerate(batch.prompts) for row in prompt.sequences}
         rows = batch.sequences
-        for prompt in batch.prompts:
-            kind = next(self._kinds)
-            for row in prompt.sequences:
-                # One that goes through its tokens again has keys of another version, maybe.
-                row.kin = next(self._kinds) if row.is_replaying else kind
         if fresh := [row for row in rows if not row.is_replaying]:
-            logits_NV = self._decoder.logits(batch.last_ND, head_rows(batch.adapters, self._device))
-            experts = batch.last_experts_NW
-            if (places := [place_of[id(row)] for row in fresh]) != list(range(len(logits_NV))):
-                logits_NV = logits_NV[places]
-                experts = None if experts is None else experts[places]
-            self._give(fresh, self._sampler.sample(logits_NV, SamplingPlan(fresh, self._device)), experts)
+            self._sample_first(batch, fresh, [prompt_of[id(row)] for row in fresh])
         for row in rows:
             row.is_pure = batch.is_pure
             if row.is_replaying:
                 row.step_on()
         staying = [row for row in rows if not row.has_ended]
-        self._slots.place(staying, [place_of[id(row)] for row in staying], batch.kv_NLKTE)
+        self._slots.place(staying, [prompt_of[id(row)] for row in staying], batch.kv_NLKTE)
         if batch.is_pure and bool(torch.isfinite(batch.last_ND).all()):
             for i, prompt in enumerate(batch.prompts):
                 self.memory.prefixes.insert(prompt.unit, prompt.token_ids, batch.kv_NLKTE[i])
         self._batch = None
         self._settle(rows)
+        self._finish_scoring(batch)
+
+    def _tell_kin(self, batch: PromptBatch) -> None:
+        """Sequences of one prompt are kin: all that was computed of them is equal."""
+        for prompt in batch.prompts:
+            kind = next(self._kinds)
+            for row in prompt.sequences:
+                # One that goes through its tokens again has keys of another version, maybe.
+                row.kin = next(self._kinds) if row.is_replaying else kind
+
+    def _sample_first(self, batch: PromptBatch, rows: Sequence[RunningSequence], prompts: list[int]) -> None:
+        """Sample for each of `rows` from the last position of its prompt, whose number in the batch is in `prompts`."""
+        assert batch.last_ND is not None, "the batch is computed"
+        logits_NV = self._decoder.logits(batch.last_ND, head_rows(batch.adapters, self._device))
+        experts_NW = batch.last_experts_NW
+        if prompts != list(range(len(logits_NV))):
+            logits_NV = logits_NV[prompts]
+            experts_NW = None if experts_NW is None else experts_NW[prompts]
+        self._give(rows, self._sampler.sample(logits_NV, SamplingPlan(rows, self._device)), experts_NW)
+
+    def _finish_scoring(self, batch: PromptBatch) -> None:
+        """Requests that wanted the log-probabilities of their prompts alone have all that they asked for."""
         for owner in (owner for prompt in batch.prompts for owner in prompt.owners if owner.is_scoring):
             for choice in owner.choices:
                 owner.end_choice(choice, "length")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import select
 import signal
 import socket
 import sys
@@ -33,6 +32,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.processes.frames import receive, send
 from mettle.processes.orphans import end_with_parent
+from mettle.processes.readiness import is_readable
 from mettle.runs.cluster.actor import PlacedCommand
 from mettle.runs.cluster.placement import NodeBundle, NodeRoom, place
 
@@ -100,8 +100,7 @@ class RayAgent:
     def run(self) -> None:
         """Obey and tell; returns when the supervisor is gone."""
         while True:
-            readable, _, _ = select.select([self._line], [], [], LOOK_S / 3)
-            if readable:
+            if is_readable(self._line, LOOK_S / 3):
                 word = receive(self._line)
                 if word is None:
                     return

@@ -63,6 +63,7 @@ def interfaces() -> list[str]:
 def reached(targets: list[list[object]]) -> list[str]:
     """Those of the targets that something answers at: a refusal is an answer, too."""
     waiting = {}
+    poller = select.poll()
     found = []
     for host, port in targets:
         connection = socket.socket()
@@ -71,12 +72,14 @@ def reached(targets: list[list[object]]) -> list[str]:
         if code in (0, errno.ECONNREFUSED):
             found.append(f"{host}:{port}")
         elif code == errno.EINPROGRESS:
-            waiting[connection] = f"{host}:{port}"
+            waiting[connection.fileno()] = connection, f"{host}:{port}"
+            poller.register(connection, select.POLLOUT)
     deadline = time.monotonic() + TRY_S
     while waiting and (left_s := deadline - time.monotonic()) > 0:
-        for connection in select.select([], list(waiting), [], left_s)[1]:
+        for number, _ in poller.poll(left_s * 1e3):
+            poller.unregister(number)
+            connection, name = waiting.pop(number)
             code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            name = waiting.pop(connection)
             if code in (0, errno.ECONNREFUSED):
                 found.append(name)
     return found

@@ -78,7 +78,9 @@ def _fork() -> int:
     pid = os.fork()
     if pid == 0:
         kernel.die_with_parent()
-        if select.select([parent], [], [], 0)[0]:
+        poller = select.poll()
+        poller.register(parent, select.POLLIN)
+        if poller.poll(0):
             os._exit(0)
     os.close(parent)
     return pid

@@ -37,7 +37,7 @@ class Op:
 
 
 class Host(Protocol):
-    """What a command needs of process 1."""
+    """What a command, or another op, needs of process 1."""
 
     loop: Loop
     drained: deque[Task]

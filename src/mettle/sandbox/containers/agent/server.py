@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -26,43 +25,30 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from mettle.errors import UserError
 from mettle.sandbox.containers.agent import cells
-from mettle.sandbox.containers.agent.commands import Command, Op, read, write
-from mettle.sandbox.containers.agent.http import (
-    BINARY,
-    CLOSE,
-    PONG,
-    TEXT,
-    HttpStream,
-    PeerEnded,
-    Request,
-    WebSocket,
-    read_request,
-)
+from mettle.sandbox.containers.agent.commands import Command, Op
+from mettle.sandbox.containers.agent.faults import BodyTooLarge, NoSuch, UnknownJob, refuse
+from mettle.sandbox.containers.agent.files import FileRoutes
+from mettle.sandbox.containers.agent.http import HttpStream, PeerEnded, Request, read_request
 from mettle.sandbox.containers.agent.loop import Loop, LoopEvent, Task, readable, writable
 from mettle.sandbox.containers.agent.mux import Mux
-from mettle.sandbox.service.messages import EOF, ERROR_HEADER, HEARTBEAT_S, LINES_TYPE, PREFIX, STATUSES
+from mettle.sandbox.containers.agent.ports import PortRoutes, carry
+from mettle.sandbox.service.messages import HEARTBEAT_S, LINES_TYPE, PREFIX
 from mettle.sandbox.zygote import jail
 from mettle.sandbox.zygote.overseer import OperationWorker, Overseer
 from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
-_BACKLOG: Final = 128
-_CONNECT_S: Final = 10.0
-_FETCH_S: Final = 30.0
-_MAX_PENDING: Final = 256
 _MAX_JOBS: Final = 1000
 _MAX_BODY_BYTES: Final = 32 << 20
 _MAX_OUTPUT_BYTES: Final = 64 << 20
 _MAX_WAIT_S: Final = 60.0
 _FULL_BYTES: Final = 1 << 20
 _SEND_BYTES: Final = 1 << 18
-_FIRST_SIGNAL: Final = 133  # error numbers end here
 _ALL_USERS: Final = ["0", "0", "4294967295"]
 _UNLIMITED: Final = MachineLimits(1 << 40, 1 << 40, 1 << 20, 1 << 20, 1 << 10, 1 << 20, {})
-_ENTRY: Final = ("name", "kind", "num_bytes", "mode", "modified")
 
 
 class Wire(Protocol):
@@ -78,25 +64,6 @@ class Wire(Protocol):
     def write(self, data: memoryview) -> int:
         """How much of it was taken. Raises: OSError."""
         ...
-
-
-class BodyTooLarge(UserError):
-    """A body over its limit."""
-
-
-class NoSuch(UserError):
-    """There is no such connection, or route."""
-
-
-class UnknownJob(UserError):
-    """There is no such job."""
-
-
-class Listener(NamedTuple):
-    """Connections made inside that the owner has not fetched yet."""
-
-    pending: dict[str, socket.socket]
-    numbers: itertools.count[int]
 
 
 class Agent(Overseer):
@@ -118,7 +85,8 @@ class Agent(Overseer):
         self._ops: dict[int, Op] = {}
         self._numbers = itertools.count(1)
         self._jobs: dict[str, Command] = {}
-        self._listeners: dict[int, Listener] = {}
+        self._files = FileRoutes(self)
+        self._ports = PortRoutes(self.loop)
 
     def serve(self) -> None:
         """Answer until the owner goes away."""
@@ -224,7 +192,7 @@ class Agent(Overseer):
                 except (UserError, OSError, KeyError, TypeError, ValueError) as error:
                     if request.has_answered:
                         raise PeerEnded(str(error)) from error
-                    await _refuse(request, error)
+                    await refuse(request, error)
                 if request.is_websocket and request.has_answered:
                     break
                 await request.finish()
@@ -241,13 +209,13 @@ class Agent(Overseer):
             ("POST", "jobs"): self._start_job,
             ("GET", "jobs"): self._show_job,
             ("DELETE", "jobs"): self._kill_job,
-            ("POST", "files"): lambda request: self._give(request, "put"),
-            ("PUT", "snapshot"): lambda request: self._give(request, "unpack"),
-            ("GET", "files"): self._get_file,
-            ("GET", "snapshot"): self._snapshot,
-            ("GET", "entries"): self._entries,
-            ("GET", "connect"): self._connect,
-            ("GET", "listen"): self._listen,
+            ("POST", "files"): lambda request: self._files.give(request, "put"),
+            ("PUT", "snapshot"): lambda request: self._files.give(request, "unpack"),
+            ("GET", "files"): self._files.get,
+            ("GET", "snapshot"): self._files.snapshot,
+            ("GET", "entries"): self._files.entries,
+            ("GET", "connect"): self._ports.connect,
+            ("GET", "listen"): self._ports.listen,
             ("GET", "cells"): self._cell,
         }
         prefix = PREFIX.strip("/").split("/")
@@ -323,146 +291,6 @@ class Agent(Overseer):
             raise UnknownJob(f"the machine has no job {name[:100]!r}")
         return self._jobs[name]
 
-    async def _give(self, request: Request, kind: str) -> None:
-        """The body into an op, which writes files."""
-        op, [descriptor] = self.start_op({"op": kind}, [0])
-        try:
-            is_wanted = True
-            async for piece in request.body():
-                if is_wanted:
-                    try:
-                        await write(descriptor, piece)
-                    except BrokenPipeError:  # the op has met an error, which its status names
-                        is_wanted = False
-            os.close(descriptor)
-            descriptor = -1
-            await op.ended.wait()
-        finally:
-            self._end_op(op, descriptor)
-        _check(op, "the upload")
-        await request.answer({}, 201)
-
-    async def _get_file(self, request: Request) -> None:
-        path = request.one("path", "")
-        await self._send_output(request, {"op": "get", "path": path}, path)
-
-    async def _snapshot(self, request: Request) -> None:
-        paths = request.query.get("path", ["/work"])
-        await self._send_output(request, {"op": "pack", "paths": paths}, " ".join(paths))
-
-    async def _send_output(self, request: Request, order: dict[str, Any], what: str) -> None:
-        """What an op prints, as it comes. One that fails before it has printed is an error, and later the end."""
-        op, [descriptor] = self.start_op(order, [1])
-        try:
-            data = await read(descriptor)
-            if not data:
-                await op.ended.wait()
-                _check(op, what)
-            await request.begin("application/octet-stream")
-            while data:
-                await request.send(data)
-                data = await read(descriptor)
-            await op.ended.wait()
-            _check(op, what)
-            await request.send(b"")
-        finally:
-            self._end_op(op, descriptor)
-
-    async def _entries(self, request: Request) -> None:
-        path = request.one("path", "/work")
-        op, [descriptor] = self.start_op({"op": "list", "path": path}, [1])
-        lines = bytearray()
-        try:
-            while data := await read(descriptor):
-                lines += data
-                if len(lines) > _MAX_OUTPUT_BYTES:
-                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-            await op.ended.wait()
-        finally:
-            self._end_op(op, descriptor)
-        _check(op, path)
-        found = sorted(json.loads(line) for line in lines.splitlines())
-        entries = [{"$record": "Entry", **dict(zip(_ENTRY, entry, strict=True))} for entry in found]
-        await request.answer({"entries": entries})
-
-    def _end_op(self, op: Op, descriptor: int) -> None:
-        if descriptor >= 0:
-            os.close(descriptor)
-        if not op.ended.is_set:
-            self.kill_op(op)
-
-    async def _connect(self, request: Request, text: str) -> None:
-        """A websocket to 127.0.0.1:`port` inside."""
-        port = int(text)
-        connection = socket.socket()
-        connection.setblocking(False)
-        try:
-            number = connection.connect_ex(("127.0.0.1", port))
-            if number == errno.EINPROGRESS:
-                timeout_s = float(request.one("timeout_s", str(_CONNECT_S)))
-                is_made = await writable(connection.fileno(), timeout_s)
-                number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_made else errno.ETIMEDOUT
-            if number:
-                raise OSError(number, os.strerror(number), f"port {port}")
-            await self._carry(request, connection)
-        finally:
-            connection.close()
-
-    async def _listen(self, request: Request, *words: str) -> None:
-        """A websocket that tells of connections to a port inside; or, with its number, one to such a connection."""
-        if words:
-            await self._fetch(request, *words)
-            return
-        listener = socket.socket()
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", int(request.one("port", "0"))))
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-            await self._tell(request, listener)
-        finally:
-            listener.close()
-
-    async def _tell(self, request: Request, listener: socket.socket) -> None:
-        port = int(listener.getsockname()[1])
-        known = self._listeners[port] = Listener({}, itertools.count(1))
-        ws = await request.upgrade()
-        accepting = self.loop.spawn(self._accept_inside(listener, known, ws))
-        try:
-            await ws.send(TEXT, json.dumps({"port": port}).encode())
-            while (await ws.receive())[0] in (TEXT, BINARY, PONG):
-                pass
-            await ws.send(CLOSE, b"")
-        finally:
-            accepting.cancel()
-            del self._listeners[port]
-            for connection in known.pending.values():
-                connection.close()
-
-    async def _accept_inside(self, listener: socket.socket, known: Listener, ws: WebSocket) -> None:
-        while True:
-            await readable(listener.fileno())
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                continue
-            if len(known.pending) >= _MAX_PENDING:
-                connection.close()
-                continue
-            connection.setblocking(False)
-            name = str(next(known.numbers))
-            known.pending[name] = connection
-            self.loop.spawn(_let_go(known, name))
-            await ws.send(TEXT, json.dumps({"accept": name}).encode())
-
-    async def _fetch(self, request: Request, port: str, name: str) -> None:
-        known = self._listeners.get(int(port))
-        connection = known.pending.pop(name, None) if known is not None else None
-        if connection is None:
-            raise NoSuch(f"port {port} has no connection {name[:20]!r} to fetch")
-        with connection:
-            await self._carry(request, connection)
-
     async def _cell(self, request: Request) -> None:
         """A cell in a process of its own, which speaks the judge's protocol over the websocket."""
         settings = Settings.from_json(request.one("settings", "{}"))
@@ -479,53 +307,7 @@ class Agent(Overseer):
         self.workers[pid] = OperationWorker(next(self._numbers), pid)
         ours.setblocking(False)
         with ours:
-            await self._carry(request, ours)
-
-    async def _carry(self, request: Request, connection: socket.socket) -> None:
-        """Bytes both ways between a websocket and a socket, until both have said all or one is cut off."""
-        ws, descriptor = await request.upgrade(), connection.fileno()
-
-        async def outward() -> None:
-            while data := await read(descriptor):
-                await ws.send(BINARY, data)
-            await ws.send(TEXT, EOF.encode())
-
-        sending = self.loop.spawn(outward())
-        try:
-            while True:
-                kind, data = await ws.receive()
-                if kind == BINARY:
-                    await write(descriptor, data)
-                elif kind == TEXT and data == EOF.encode():
-                    with contextlib.suppress(OSError):
-                        connection.shutdown(socket.SHUT_WR)
-                    await sending.ended.wait()
-                    break
-                elif kind == CLOSE:
-                    break
-            await ws.send(CLOSE, b"")
-        finally:
-            sending.cancel()
-
-
-async def _let_go(known: Listener, name: str) -> None:
-    """A connection that nobody fetches is closed."""
-    await LoopEvent().wait(_FETCH_S)
-    connection = known.pending.pop(name, None)
-    if connection is not None:
-        connection.close()
-
-
-async def _refuse(request: Request, error: Exception) -> None:
-    kinds: dict[type[Exception], str] = {BodyTooLarge: "too_large", UnknownJob: "no_job", NoSuch: "no_route"}
-    kind = kinds.get(type(error), "user")
-    body: dict[str, Any] = {"type": kind, "message": str(error) or type(error).__name__}
-    if isinstance(error, OSError):
-        number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
-        what = {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
-        body = {"type": "os", "message": str(error), **what}
-    told = json.dumps({"error": body})
-    await request.answer({"error": body}, STATUSES[body["type"]], {ERROR_HEADER: told} if request.is_websocket else {})
+            await carry(self.loop, request, ours)
 
 
 def _order(body: dict[str, Any]) -> dict[str, Any]:
@@ -551,15 +333,6 @@ async def _json(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise UserError("the body must be a JSON object")
     return body
-
-
-def _check(op: Op, what: str) -> None:
-    """Raises: OSError for an op that has failed."""
-    status = int(op.answer["status"])
-    if status > _FIRST_SIGNAL:
-        raise InterruptedError(errno.EINTR, "ended by a process of the machine, or for lack of memory", what)
-    if status:
-        raise OSError(status, os.strerror(status), what)
 
 
 def _close(descriptors: list[int]) -> None:
