@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from mettle.envs.loops import quiet_collector
 from mettle.envs.rollout_record import record_of_state
 from mettle.envs.rows import Rows, format_row
 from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
@@ -20,6 +19,7 @@ from mettle.evals.options import EvalOptions
 from mettle.evals.output import task_key_of
 from mettle.evals.runner import EvalTask
 from mettle.evals.source import GroupRequest
+from mettle.processes.collector import quiet_collector
 from mettle.records.tasks import RolloutRecord
 
 Row = Mapping[str, Any]

@@ -30,6 +30,7 @@ from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
 from mettle.log import setup_logging
 from mettle.processes.beats import Gauge, Heartbeat
+from mettle.processes.collector import quiet_collector
 from mettle.storage.files import write_json
 from mettle.web.bodies import first_fault
 from mettle.web.keys import Keys
@@ -118,7 +119,8 @@ async def serve(
         logger.info("serving", extra=about)
         if ready_file is not None:
             _write_ready_file(ready_file, server)
-        error = await stopped
+        with quiet_collector():
+            error = await stopped
         if door is not None:
             await door.stop()
         await server.stop(config.drain_s)

@@ -24,6 +24,7 @@ from mettle.orchestrator.server import EndpointFile, HttpPolicyServer
 from mettle.orchestrator.services import HttpModel, HttpServices, OwnModel
 from mettle.orchestrator.telling import tell, watch_supervisor
 from mettle.processes.beats import Gauge, Heartbeat
+from mettle.processes.collector import quiet_collector
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.share_dir import ShareDir
@@ -115,7 +116,8 @@ async def orchestrate(
         orchestrator = Orchestrator(config, run_dir, ledger, source, engine, services=services, heart=heart)
         watching = asyncio.create_task(watch_supervisor(ledger, run_dir))
         try:
-            await run_until_signalled(orchestrator, ledger)
+            with quiet_collector():
+                await run_until_signalled(orchestrator, ledger)
         finally:
             watching.cancel()
     finally:

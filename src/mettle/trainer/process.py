@@ -13,6 +13,7 @@ import torch
 
 from mettle.log import setup_logging
 from mettle.processes.beats import Gauge, Heartbeat
+from mettle.processes.collector import quiet_collector
 from mettle.processes.orphans import tie_to_thread
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -50,7 +51,9 @@ def train(run_dir: RunDir) -> None:
                     heart.gauge = lambda: Gauge(0, has_work=False)
                 kind = config.weight_broadcast if world.is_main else "file"
                 with broadcasting(run_dir.weights, kind, config.weight_broadcast_host):
-                    step = Trainer(run_dir, config, world, ledger, stop, heart).run()
+                    trainer = Trainer(run_dir, config, world, ledger, stop, heart)
+                    with quiet_collector():
+                        step = trainer.run()
             logger.info("trainer is done", extra={"step": step, "max_steps": config.max_steps})
         finally:
             if ledger is not None:

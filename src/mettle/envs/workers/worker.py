@@ -29,6 +29,7 @@ from mettle.envs.workers.endpoints import ClientCache
 from mettle.envs.workers.states import wired_state
 from mettle.errors import MettleError
 from mettle.processes.beats import Gauge, Heartbeat
+from mettle.processes.collector import quiet_collector
 from mettle.processes.frames import Frame, encode, read_frame, receive, send
 from mettle.processes.liveness import worker_name
 from mettle.processes.orphans import end_with_parent
@@ -189,7 +190,8 @@ def main() -> None:
         env, answer = load(hello)
         send(connection, answer)
         if env is not None:
-            asyncio.run(serve(env, connection, pulse, heart))
+            with quiet_collector():
+                asyncio.run(serve(env, connection, pulse, heart))
 
 
 if __name__ == "__main__":
