@@ -224,8 +224,9 @@ def test_the_only_service_is_named_when_it_freezes_and_ended_and_used_again():
 
 
 def test_every_service_may_be_killed_at_once():
-    found, errors, _ = of_sandboxes(2, *(InjectedFault("killed", name, 7.5) for name in SERVICES))
+    found, errors, counts = of_sandboxes(2, *(InjectedFault("killed", name, 7.5) for name in SERVICES))
     assert errors["sandbox"] > 0
+    assert set(counts) == {"trained"}
     assert [reason for _, reason in found.endings] == [None]
     assert used_again(found)
     assert stalls(found) == set()

@@ -76,8 +76,11 @@ def played(story, **options):
 
     async def play(root):
         scene = Scene(root, **options)
-        async with asyncio.timeout(5000):
-            await story(scene)
+        try:
+            async with asyncio.timeout(5000):
+                await story(scene)
+        finally:
+            await scene.users.close(scene.worker)
         assert scene.host.errors == []
 
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=HostLoop) as runner:
@@ -177,6 +180,20 @@ def test_a_machine_that_ended_while_its_service_was_frozen_ends_there_when_that_
         assert not there[machine.id].is_alive
         assert there[kept.id].is_alive
         assert (await run(scene, kept)).exit_code == 0
+
+    played(story)
+
+
+def test_a_worker_that_begins_while_one_service_is_frozen_does_not_wait_for_that():
+    async def story(scene):
+        await asyncio.sleep(2.0)
+        scene.services[NAMES[0]].freeze()
+        began = scene.now
+        assert scene.where(await scene.create()) == NAMES[1]
+        assert scene.now - began < 6.0
+        scene.services[NAMES[0]].go_on()
+        await asyncio.sleep(30.0)
+        assert scene.where(await scene.create()) == NAMES[0], "it is taken when it answers"
 
     played(story)
 

@@ -97,15 +97,17 @@ class Fleet:
         return next((report for report in reports if not report.meets(self.config.require)), reports[0])
 
     async def start(self) -> None:
-        """Ask every service. Raises: UserError (a refused token, too little isolation); ServiceLost if none answers."""
+        """Ask every service, and wait for the slow ones only as long as none is there.
+
+        Raises: UserError (a refused token, too little isolation); ServiceLost if none answers.
+        """
         for url in self.config.urls:
             self._access.check(url)
         for url in self.config.urls:
             self._join(url)
         await self._await_files()
-        asked = await asyncio.gather(*(self._meet(member) for member in self.members), return_exceptions=True)
-        for result in asked:
-            if isinstance(result, BaseException) and not isinstance(result, ServiceLost | ServiceBusy):
+        for result in await self._meet_all():
+            if isinstance(result, Exception) and not isinstance(result, ServiceLost | ServiceBusy):
                 raise result
         if not any(member.is_there for member in self.members):
             raise ServiceLost(self._why_none())
@@ -239,6 +241,21 @@ class Fleet:
         member.is_there, member.is_retired = False, True
         member.connection.declare_lost()
         self._on_news(member, {"machines": [], "ended": {}, "why": f"its service {member.connection.url} is gone"})
+
+    async def _meet_all(self) -> list[BaseException | None]:
+        """What came of asking each; one that has not answered in time is asked again by who looks after it."""
+        asking = [asyncio.create_task(self._meet(member)) for member in self.members]
+        late = set(asking)
+        try:
+            if late:
+                _, late = await asyncio.wait(late, timeout=_LOOK_TIMEOUT_S)
+            while late and not any(member.is_there for member in self.members):
+                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in asking:
+                task.cancel()
+            asked = await asyncio.gather(*asking, return_exceptions=True)
+        return asked
 
     async def _meet(self, member: Member) -> None:
         """Ask a service what it is and what it isolates. Raises: UserError when it will not do."""
