@@ -11,7 +11,7 @@ from mettle.envs.sandboxes.shared import SANDBOX_ENV
 from mettle.errors import SandboxError
 from mettle.runs.cluster.sandboxes import client_settings, write_settings
 from mettle.runs.config import RayConfig
-from mettle.runs.simulation.host import HostLoop, Life, SimulatedHost
+from mettle.runs.simulation.host import HostLoop, Life, SimulatedHost, until
 from mettle.runs.simulation.sandboxes import SandboxUsers, SimulatedBackend, run_service
 from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.service.config import ServiceConfig
@@ -81,6 +81,8 @@ def played(story, **options):
                 await story(scene)
         finally:
             await scene.users.close(scene.worker)
+            for life in list(scene.host.lives.values()):
+                life.end(-9)  # one that is frozen would keep the loop from ending
         assert scene.host.errors == []
 
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=HostLoop) as runner:
@@ -144,6 +146,22 @@ def test_with_every_service_gone_at_once_a_new_machine_waits_for_one_that_comes_
         scene.services[NAMES[1]].end(-9)
         scene.run_dir.endpoint(NAMES[1]).unlink()
         with pytest.raises(ServiceLost, match="none says where it is"):
+            await scene.create()
+
+    played(story)
+
+
+def test_a_service_that_comes_back_and_does_not_answer_is_the_services_fault():
+    async def story(scene):
+        await scene.create()
+        for name in NAMES:
+            scene.services[name].end(-9)
+            scene.run_dir.endpoint(name).unlink()
+        scene.start(NAMES[0])
+        await until(scene.run_dir.endpoint(NAMES[0]).exists, 0.01)
+        scene.services[NAMES[0]].freeze()
+        await asyncio.sleep(2.0)
+        with pytest.raises(ServiceLost):
             await scene.create()
 
     played(story)

@@ -90,11 +90,11 @@ class Fleet:
 
         Raises: UserError before the start.
         """
-        members = self.members or self._retired
-        reports = [member.isolation for member in members if member.isolation is not None]
-        if not reports:
-            raise UserError("the remote sandbox pool has not been started; use `async with`")
-        return next((report for report in reports if not report.meets(self.config.require)), reports[0])
+        for members in (self.members, self._retired):
+            reports = [member.isolation for member in members if member.isolation is not None]
+            if reports:
+                return next((report for report in reports if not report.meets(self.config.require)), reports[0])
+        raise UserError("the remote sandbox pool has not been started; use `async with`")
 
     async def start(self) -> None:
         """Ask every service, and wait for the slow ones only as long as none is there.
