@@ -291,7 +291,7 @@ class _Player:
 
     async def _strike_process(self, fault: InjectedFault) -> None:
         life = self._host.living(fault.target)
-        if life is None:
+        if life is None or (fault.kind != "killed" and (life.is_frozen or life.is_blocked)):
             return
         self.lived.struck.append(Struck(fault, self._host.now(), life.name, life.pid))
         life.on_end.append(lambda: self.lived.ended_at.setdefault(life.pid, self._host.now()))
