@@ -102,6 +102,20 @@ CASES = {
         healthy(trainer={"waits": (), "has_work": True, "idle_s": 1.0, "longest_idle_s": 2.0},
                 orchestrator={"waits": wait("orchestrator", "trainer", 900), "has_work": False}), None, "",
     ),
+    "a sandbox service is frozen, and rollouts wait for it": (
+        healthy(**{WORKER: ROLLING, "sandboxes-0": {"at": NOW - 15}, "sandboxes-1": {}},
+                orchestrator={**ROLLING}, inference=IDLE_ENGINE),
+        "sandboxes-0", "no sign of life for 15 s",
+    ),
+    "an engine of a cluster is frozen, and the one in front of it has nothing left to do": (
+        healthy(**{WORKER: ROLLING, "replica-0": {"at": NOW - 15}, "replica-1": {}},
+                orchestrator={**ROLLING}, inference=IDLE_ENGINE),
+        "replica-0", "no sign of life for 15 s",
+    ),
+    "a worker froze after its last beat had said that it has no work, and was given some": (
+        healthy(**{WORKER: {"at": NOW - 25}}, orchestrator={**ROLLING}, inference=IDLE_ENGINE),
+        WORKER, "no sign of life for 25 s",
+    ),
     "two wait for each other": (
         healthy(orchestrator={"waits": wait("orchestrator", "trainer", 600), "has_work": False},
                 trainer={"waits": wait("trainer", "orchestrator", 500, budget_s=600)}, inference=IDLE_ENGINE),
@@ -149,6 +163,23 @@ def test_without_a_place_for_workers_nobody_who_rolls_out_stands_still():
     (fault,) = diagnose({**still, "workers-1": places["workers-1"]}, NOW, missing={"workers-0"})
     assert fault.process == "orchestrator"
     assert [one.process for one in diagnose({**still, **places}, NOW)] == ["orchestrator"]
+
+
+def test_without_a_sandbox_service_nobody_who_rolls_out_stands_still():
+    still = healthy(**{WORKER: ROLLING}, orchestrator={**ROLLING}, inference=IDLE_ENGINE)
+    services = {name: beat(name) for name in ("sandboxes-0", "sandboxes-1")}
+    assert diagnose(still, NOW, missing={"sandboxes-0", "sandboxes-1"}) == []
+    for beats, missing in (({"sandboxes-1": services["sandboxes-1"]}, {"sandboxes-0"}), (services, set())):
+        assert [one.process for one in diagnose({**still, **beats}, NOW, missing=missing)] == [WORKER]
+
+
+def test_who_stands_in_front_of_a_clusters_engines_is_not_blamed_while_there_are_none():
+    waits = {"waits": wait("orchestrator/updater", "inference", 200, budget_s=600)}
+    beats = healthy(orchestrator=waits, inference={**IDLE_ENGINE, "waits": ()})
+    assert diagnose(beats, NOW, missing={"replica-0", "replica-1"}) == []
+    for there, missing in (({"replica-1": beat("replica-1")}, {"replica-0"}), ({}, set())):
+        (fault,) = diagnose({**beats, **there}, NOW, missing=missing)
+        assert (fault.process, fault.kind) == ("inference", "awaited")
 
 
 def test_with_a_blocked_engine_an_orchestrator_whose_rollouts_are_over_is_not_blamed():

@@ -208,6 +208,19 @@ def test_who_rolls_out_is_not_named_for_the_time_in_which_the_engine_stood_when_
     assert {report.fault.process for report in told} == {"inference"}
 
 
+def test_who_stands_in_front_of_a_clusters_engines_is_not_named_for_the_time_without_them():
+    """None has room from 10 s to 400 s; from then on one is there, and the server in front of it answers nobody."""
+    watchdog, told = Watchdog(), []
+    for now in range(750):
+        wait = Wait("orchestrator/updater", "inference", "inference", "engine answers /health", 10.0, 600.0)
+        names = ["inference", *(["replica-0"] if now < 10 or now >= 400 else [])]
+        beats = {name: Beat(name, 5, float(now)) for name in names}
+        beats["orchestrator"] = Beat("orchestrator", 2, float(now), waits=(wait,) if now >= 10 else ())
+        reports = watchdog.check(beats, float(now), age_of=lambda name: 1000.0)
+        told += [(now, report.kind, report.fault.process) for report in reports]
+    assert told == [(549, "stall", "inference"), (699, "recovery", "inference")]
+
+
 @pytest.mark.parametrize(
     ("age_s", "named"), [(10.0, []), (449.0, []), (450.0, [("stall", "awaited")]), (1000.0, [("stall", "awaited")])]
 )

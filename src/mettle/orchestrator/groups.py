@@ -106,8 +106,10 @@ class GroupRunner:
                 return []
             now = asyncio.get_running_loop().time()
             draws = self._dispatcher.take(num_wanted, now)
-            if len(draws) < num_wanted:
-                draws += self._ledger.draw_tasks(self._curriculum.draw(num_wanted - len(draws)))
+            # Where everything fails at once, tasks that wait for their next attempt must not pile up without end.
+            num_new = min(num_wanted - len(draws), self._dispatcher.max_open - self._dispatcher.num_waiting)
+            if num_new > 0:
+                draws += self._ledger.draw_tasks(self._curriculum.draw(num_new))
             for draw in draws:
                 self._ledger.dispatch(draw.draw_id)
         return [self._dispatcher.open(draw, self._policy.version, now) for draw in draws]

@@ -24,6 +24,10 @@ REPLICA_PREFIX = "replica-"
 """What a cluster's engines beat under."""
 PLACE_PREFIX = "workers-"
 """And its places for environments' workers."""
+SANDBOXES_PREFIX = "sandboxes-"
+"""And its sandbox services."""
+NEEDED_BY_ROLLOUTS = (PLACE_PREFIX, SANDBOXES_PREFIX)
+"""While all of one kind are being started again, no rollout can go on, whatever else is there."""
 TOLD_S = 10.0
 """No sign of life, an event loop that stands, or a pause, for this long is told."""
 STOPPED_RESTART_S = 20.0
@@ -104,10 +108,10 @@ def diagnose(
     and do not now: they are being started again, and whoever works with them waits for that.
     """
     seen_s = looked_s or (lambda since: now - since)
-    found = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, seen_s, state_of, missing))]
-    held = held_by(beats, found)
+    found = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, seen_s, state_of))]
+    held = held_by(beats, found, missing)
     faults = [fault for fault in found if fault.kind != STUCK or fault.process not in held]
-    return sorted(faults or _awaited(beats, seen_s), key=lambda fault: -fault.age_s)
+    return sorted(faults or _awaited(beats, seen_s, held), key=lambda fault: -fault.age_s)
 
 
 def root_of(beats: Mapping[str, Beat], wait: Wait) -> tuple[str, ...]:
@@ -143,18 +147,32 @@ def is_place(name: str) -> bool:
     return name.startswith(PLACE_PREFIX)
 
 
-def held_by(beats: Mapping[str, Beat], faults: Collection[Fault]) -> set[str]:
-    """Who does not run, as `faults` say, and who waits for one of them: with a rank of the trainer all others wait, and
-    with the engine all that roll out."""
+def held_by(beats: Mapping[str, Beat], faults: Collection[Fault], missing: Collection[str] = ()) -> set[str]:
+    """Who does not run, as `faults` say, and who waits for one of them, or for what is `missing`.
+
+    With a rank of the trainer all others wait, with an engine or a sandbox service all that roll out, and with a worker
+    the orchestrator. What is missing holds up those that can do nothing without it.
+    """
     halted = {fault.process for fault in faults if fault.kind in (FROZEN, BLOCKED, PAUSED)}
+    if _has_none(REPLICA_PREFIX, beats, missing):
+        halted.add("inference")
     if any(map(_is_rank, halted)):
         halted |= {name for name in beats if _is_rank(name)}
-    if "inference" in halted:  # nothing is rolled out, whether or not a rollout waits for it at the moment
+    is_without = "inference" in missing or any(_has_none(kind, beats, missing) for kind in NEEDED_BY_ROLLOUTS)
+    # Whether or not a rollout waited for one of these when it beat last: it may have been given work since.
+    if is_without or any(map(_serves_rollouts, halted)):
         halted |= {name for name in beats if is_worker(name) or name == "orchestrator"}
+    elif any(map(is_worker, halted)):
+        halted.add("orchestrator")
     waiting = {
         name for name, beat in beats.items() if any(halted.intersection(root_of(beats, wait)) for wait in beat.waits)
     }
     return halted | waiting
+
+
+def _serves_rollouts(name: str) -> bool:
+    """True for what rollouts ask: engines, and a cluster's sandbox services."""
+    return name == "inference" or name.startswith((REPLICA_PREFIX, SANDBOXES_PREFIX))
 
 
 def _is_rank(name: str) -> bool:
@@ -166,7 +184,6 @@ def _own_fault(
     beats: Mapping[str, Beat],
     looked_s: Callable[[float], float],
     state_of: Callable[[int], str],
-    missing: Collection[str],
 ) -> Fault | None:
     silent_s = looked_s(beat.at)
     where = f" in {beat.where}" if beat.where else ""
@@ -187,7 +204,7 @@ def _own_fault(
     if beat.paused_s >= TOLD_S:
         text = f"{who} was told to pause (POST /admin/pause) and has not sampled for {beat.paused_s:.0f} s"
         return Fault(beat.name, beat.pid, PAUSED, beat.paused_s, text, PAUSED_RESTART_S)
-    idle_s = _idle_s(beat, beats, missing)
+    idle_s = _idle_s(beat, beats)
     if idle_s >= max(IDLE_TOLD_S, IDLE_TOLD_TIMES * beat.longest_idle_s):
         text = f"{who} has work and has finished no {beat.unit} for {idle_s:.0f} s{where}"
         has_history = beat.longest_idle_s > 0.0 and not is_worker(beat.name)
@@ -196,21 +213,19 @@ def _own_fault(
     return None
 
 
-def _idle_s(beat: Beat, beats: Mapping[str, Beat], missing: Collection[str]) -> float:
+def _idle_s(beat: Beat, beats: Mapping[str, Beat]) -> float:
     """How long a process has had work of its own and not moved. Who rolls out moves with the engine, too."""
     if not beat.has_work or _is_held_up(beat, beats):
         return 0.0
     if is_worker(beat.name) or beat.name == "orchestrator":
-        if "inference" in missing or _has_no_place(beats, missing):
-            return 0.0
         engine = beats.get("inference")
         return beat.idle_s if engine is None else min(beat.idle_s, engine.still_s)
     return beat.idle_s
 
 
-def _has_no_place(beats: Mapping[str, Beat], missing: Collection[str]) -> bool:
-    """True while every place for workers is being started again: no rollout can go on until one is there."""
-    return any(map(is_place, missing)) and not any(map(is_place, beats))
+def _has_none(kind: str, beats: Mapping[str, Beat], missing: Collection[str]) -> bool:
+    """True while all of a cluster's processes of a kind are being started again."""
+    return any(name.startswith(kind) for name in missing) and not any(name.startswith(kind) for name in beats)
 
 
 def _is_held_up(beat: Beat, beats: Mapping[str, Beat]) -> bool:
@@ -223,7 +238,7 @@ def _is_held_up(beat: Beat, beats: Mapping[str, Beat]) -> bool:
     return is_worker(beat.name) and any(other.name == "inference" for other in behind)
 
 
-def _awaited(beats: Mapping[str, Beat], looked_s: Callable[[float], float]) -> list[Fault]:
+def _awaited(beats: Mapping[str, Beat], looked_s: Callable[[float], float], held: Collection[str]) -> list[Fault]:
     """Waits that have used up a share of their budget, laid at the root; in a circle, at whom the longest waits for."""
     found: dict[frozenset[str], Fault] = {}
     for wait in (wait for beat in beats.values() for wait in beat.waits):
@@ -238,6 +253,8 @@ def _awaited(beats: Mapping[str, Beat], looked_s: Callable[[float], float]) -> l
             name, key = chain[0], frozenset(chain)
         elif root is not None and root.has_work:
             continue  # it moves, or `_own_fault` would have said so: slow is not dead
+        if name in held:
+            continue
         known = found.get(key)
         if known is None or known.age_s < waited_s:
             text = f"{wait.owner} has waited {waited_s:.0f} s of {wait.budget_s:.0f} s for {' -> '.join(chain)}"

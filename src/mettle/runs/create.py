@@ -13,8 +13,8 @@ from mettle.envs import load_environment
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.cluster.launcher import check_room
-from mettle.runs.cluster.placement import REPLICA, SANDBOXES, replica_name, worker_place_names
-from mettle.runs.cluster.sandboxes import service_settings
+from mettle.runs.cluster.placement import REPLICA, replica_name, worker_place_names
+from mettle.runs.cluster.sandboxes import service_settings, write_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
 from mettle.runs.fit import check_fit, check_teacher
@@ -147,8 +147,7 @@ def write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
         inference |= {"engine": "remote", "replicas": 1, "vllm": None, "remote": remote}
     write_json(run_dir.config("inference"), inference)
     if config.deployment.ray.num_sandbox_services:
-        services = service_settings(config.deployment.ray.sandbox_config)
-        write_json(run_dir.config(SANDBOXES), services.model_dump(mode="json", exclude_unset=True))
+        write_settings(run_dir, config.deployment.ray)
     write_json(run_dir.config("sft"), dump["warm_up"]["sft"])
     write_json(
         run_dir.config("policy"),

@@ -59,18 +59,19 @@ class Watchdog:
         """What is new since the last call, which should come every second or so.
 
         `age_of` says for how long a process runs: a wait for its predecessor is not held against it, by telling or by
-        ending it.
+        ending it; nor is one for somebody who held it up.
         """
         self._looks.look(now)
         self._known |= beats.keys()
         missing = self._known - beats.keys()
         found = diagnose(beats, now, looked_s=self._looks.seconds_since, state_of=state_of, missing=missing)
-        self._held |= dict.fromkeys(held_by(beats, found), now)
-        faults = [
-            fault
-            for fault in found
-            if not _is_before_its_time(fault, age_of(fault.process)) and not self._is_just_let_go(fault, now)
-        ]
+        self._held |= dict.fromkeys(held_by(beats, found, missing), now)
+
+        def age_s(name: str) -> float:
+            """For how long it runs, and has been able to go on."""
+            return min(age_of(name), now - self._held.get(name, float("-inf")))
+
+        faults = [fault for fault in found if not _is_before_its_time(fault, age_s(fault.process))]
         reports: list[Report] = []
         for fault in faults:
             key = (fault.process, fault.pid, fault.kind)
@@ -78,7 +79,7 @@ class Watchdog:
                 graph = "".join(f"; {line}" for line in wait_graph(beats, now)[:SHOWN_WAITS])
                 reports.append(Report("stall", fault, fault.text + graph))
             self._told[key] = fault
-            is_young = fault.kind == AWAITED and age_of(fault.process) < (fault.restart_at_s or 0.0)
+            is_young = fault.kind == AWAITED and age_s(fault.process) < (fault.restart_at_s or 0.0)
             if fault.is_due and not is_young and key not in self._acted:
                 self._acted.add(key)
                 text = f"ending {fault.process} after {fault.age_s:.0f} s so that it starts afresh"
@@ -92,13 +93,12 @@ class Watchdog:
                 reports.append(Report("recovered", fault, text))
         return reports
 
-    def _is_just_let_go(self, fault: Fault, now: float) -> bool:
-        """Work that could not go on is given the time to go on before it counts as standing still."""
-        return fault.kind == STUCK and now - self._held.get(fault.process, float("-inf")) < IDLE_TOLD_S
-
 
 def _is_before_its_time(fault: Fault, age_s: float) -> bool:
-    """A wait for its predecessor is not held against a process that has just been started."""
+    """A wait for its predecessor, or for one that held it up, is not held against a process; nor is work that it has
+    just been let go on with."""
+    if fault.kind == STUCK:
+        return age_s < IDLE_TOLD_S
     told_at_s = (fault.restart_at_s or 0.0) * WAIT_TOLD / WAIT_RESTART
     return fault.kind == AWAITED and age_s < told_at_s
 

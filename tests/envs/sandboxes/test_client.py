@@ -239,7 +239,7 @@ async def main():
     client = AsyncSandboxClient()
     box = await client.create(CreateSandboxRequest(name="left"))
     await client.start_background_job(box.id, "sleep 300")
-    [pool] = [task.result() for task in shared_machines()._pools.values()]
+    [pool] = shared_machines().pools.started
     print(pool.template_pid)
 asyncio.run(main())
 if sys.argv[1:] == ["abruptly"]:

@@ -3,6 +3,7 @@
 The numbers in the names of the helpers are those of the properties in the specification of training.
 """
 
+import asyncio
 import random
 import tempfile
 from collections import Counter
@@ -12,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.errors import ServiceError, UserError
+from mettle.errors import ProviderError, ServiceError, UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.orchestrator.simulator import SimulatedEngine, SimulatedWorld, simulate
 from mettle.processes.virtual_time import Deadlock, run_virtually
 from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
@@ -291,6 +292,26 @@ def test_an_environment_that_always_fails_ends_the_run_with_its_first_error():
     (error,) = flat(raised.value)
     assert isinstance(error, UserError)
     assert "failed every rollout of 4 groups in a row; the first error was environment: the tool broke" in str(error)
+
+
+def test_tasks_do_not_pile_up_without_end_while_every_request_is_refused_at_once(monkeypatch):
+    """An engine that says that it is well, and is not, for 3 s: as one does whose replicas have just been lost."""
+    sample, refused = SimulatedEngine.sample, []
+
+    async def sample_later(engine, count, pause_s, share=None):
+        now = asyncio.get_running_loop().time()
+        if now < 3.0 and len(refused) < 5000:  # the time would never pass
+            refused.append(now)
+            raise ProviderError("no replica can take the request now")
+        return await sample(engine, count, pause_s, share)
+
+    monkeypatch.setattr(SimulatedEngine, "sample", sample_later)
+    options = config(max_inflight_groups=4, eval={"num_examples": 0}, max_empty_batches=1000)
+    simulated, ledger, folder = played(options, SimulatedWorld())
+    with folder:
+        assert 0 < len(refused) < 2000
+        check_accounts(options, simulated, ledger)
+        ledger.close()
 
 
 def test_an_update_refused_again_and_again_ends_the_run():

@@ -1,6 +1,7 @@
 """Processes on nodes as the supervisor sees them, with the agent's words spoken by the test."""
 
 import os
+import signal
 import time
 
 import pytest
@@ -35,6 +36,8 @@ PLACEMENT = Placement(
         "replica-1": (NodeBundle("replica-1", 1, 0),),
         "workers-0": (NodeBundle("workers-0", 1, 0),),
         "workers-1": (NodeBundle("workers-1", 1, 0),),
+        "sandboxes-0": (NodeBundle("sandboxes-0", 1, 0),),
+        "sandboxes-1": (NodeBundle("sandboxes-1", 1, 0),),
     }
 )
 
@@ -151,16 +154,29 @@ def test_what_stays_with_the_owner_listens_on_its_address_in_the_cluster(tmp_pat
     assert launcher.process(spec).spec.arguments == ("--host", "10.0.0.1")
 
 
-def test_a_place_for_workers_waits_for_room_while_another_one_answers(tmp_path):
+@pytest.mark.parametrize("kind", ["workers", "sandboxes"])
+def test_a_place_for_workers_or_a_sandbox_service_waits_for_room_while_another_one_answers(tmp_path, kind):
     cluster, launcher = make(tmp_path, wait_for_room_s=0.001)
-    ready = launcher.run_dir.endpoint("workers-0")
-    first = launcher.process(ProcessSpec("workers-0", "mettle.envs.workers.place", (), ready_file=ready))
-    second = launcher.process(ProcessSpec("workers-1", "mettle.envs.workers.place", ()))
+    ready = launcher.run_dir.endpoint(f"{kind}-0")
+    first = launcher.process(ProcessSpec(f"{kind}-0", "module", (), ready_file=ready))
+    second = launcher.process(ProcessSpec(f"{kind}-1", "module", ()))
     for process in (first, second):
         process.start()
-    cluster.on_word(running("workers-0", 1, "a"))
+    cluster.on_word(running(f"{kind}-0", 1, "a"))
     ready.write_text('{"host": "a"}')
     time.sleep(0.01)
     assert second.exit_code() is None
     ready.unlink()
     assert second.exit_code() == 3
+
+
+def test_what_has_given_up_waiting_is_not_started_when_the_others_make_room_by_ending(tmp_path):
+    cluster, launcher = make(tmp_path, wait_for_room_s=0.001)
+    process = launcher.process(ProcessSpec("sandboxes-0", "module", ()))
+    process.start()
+    time.sleep(0.01)
+    assert process.exit_code() == 3
+    assert cluster.told[1:] == [{"do": "signal", "name": "sandboxes-0", "life": 1, "number": signal.SIGKILL}]
+    said = process.last_line()
+    cluster.on_word({"name": "sandboxes-0", "life": 1, "state": "ended", "code": -9, "line": "it waited for a place"})
+    assert (process.exit_code(), process.last_line()) == (3, said)

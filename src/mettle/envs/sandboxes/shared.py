@@ -1,8 +1,8 @@
 """The machines of this process, on an event loop of their own, so that clients of any thread and loop can use them.
 
-Parts: `SharedMachines`, `shared_machines` (those of this process), `configure`. A pool is started for each set of
-Python packages when it is first asked for (0.1 s). Invariant: machines end with the process, however that ends; a fork
-starts afresh.
+Parts: `SandboxPools`, `SharedMachines`, `shared_machines` (those of this process), `configure`. A pool is started for
+each set of Python packages when it is first asked for (0.1 s). Invariant: machines end with the process, however that
+ends; a fork starts afresh.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import concurrent.futures
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -44,6 +44,42 @@ class SharedMachinesConfig:
     max_processes: int = 256
 
 
+class SandboxPools:
+    """Pools by their whole configuration, each started when it is first asked for, and again where that failed."""
+
+    def __init__(self, start: Callable[[SandboxConfig], Awaitable[Machines]] | None = None) -> None:
+        self._start = start or _start_pool
+        self._starting: dict[str, asyncio.Task[Machines]] = {}
+
+    @property
+    def started(self) -> list[Machines]:
+        """Those that there are."""
+        done = [one for one in self._starting.values() if one.done() and not _has_failed(one)]
+        return [one.result() for one in done]
+
+    async def pool(self, config: SandboxConfig) -> Machines:
+        """That of a configuration. Raises: what its start does, to each who waits for it."""
+        key = config.model_dump_json()
+        starting = self._starting.get(key)
+        if starting is None or _has_failed(starting):
+            starting = self._starting[key] = asyncio.create_task(self._begin(config), name="sandbox pool")
+            starting.add_done_callback(_has_failed)  # which nobody may be left to hear
+        return await asyncio.shield(starting)
+
+    async def close(self) -> None:
+        """End every machine."""
+        for pool in self.started:
+            await pool.close()
+        self._starting.clear()
+
+    async def _begin(self, config: SandboxConfig) -> Machines:
+        return await self._start(config)
+
+
+def _has_failed(starting: asyncio.Task[Machines]) -> bool:
+    return starting.done() and (starting.cancelled() or starting.exception() is not None)
+
+
 @dataclass
 class SharedMachines:
     """Pools by the packages that their machines see."""
@@ -51,8 +87,7 @@ class SharedMachines:
     config: SharedMachinesConfig = field(default_factory=SharedMachinesConfig)
     boxes: dict[str, Any] = field(default_factory=dict)
     """What clients know by id; touched in the shared machines's loop only."""
-    _pools: dict[str, asyncio.Task[Machines]] = field(default_factory=dict)
-    """By their whole configuration, as JSON."""
+    pools: SandboxPools = field(default_factory=SandboxPools)
 
     def __post_init__(self) -> None:
         self._pid = os.getpid()
@@ -85,27 +120,16 @@ class SharedMachines:
         changes: dict[str, Any] = {"python_packages": tuple(sorted({*config.python_packages, *packages}))}
         if backend and backend != config.backend:
             changes |= {"backend": backend, "urls": (), "url_files": ()}
-        config = SandboxConfig.model_validate({**config.model_dump(), **changes})
-        key = config.model_dump_json()
-        starting = self._pools.get(key)
-        if starting is None or (starting.done() and (starting.cancelled() or starting.exception())):
-            starting = self._pools[key] = asyncio.create_task(_start_pool(config), name="sandbox pool")
-        return await asyncio.shield(starting)
+        return await self.pools.pool(SandboxConfig.model_validate({**config.model_dump(), **changes}))
 
     def close(self) -> None:
         """End every machine."""
         if self.is_usable:
             try:
-                self.submit(self._close_pools()).result(_CLOSE_S)
+                self.submit(self.pools.close()).result(_CLOSE_S)
             except concurrent.futures.TimeoutError:
                 logger.warning("sandboxes did not end within %.0f s; they end with this process", _CLOSE_S)
             self._thread.close(_CLOSE_S)
-
-    async def _close_pools(self) -> None:
-        for starting in self._pools.values():
-            if starting.done() and not starting.cancelled() and starting.exception() is None:
-                await starting.result().close()
-        self._pools.clear()
 
 
 async def _start_pool(config: SandboxConfig) -> Machines:

@@ -223,7 +223,7 @@ class RayLauncher:
         self._news.append(HostNews("place", text, data))
 
     def may_wait(self, name: str) -> bool:
-        """An engine, or a place for workers, may wait for room for ever while another one answers."""
+        """An engine, a place for workers or a sandbox service may wait for room for ever while another one answers."""
         others = [p for n, p in self._placed.items() if kind_of(n) == kind_of(name) and n != name]
         return kind_of(name) in APART and any(process.is_ready() for process in others)
 
@@ -313,7 +313,7 @@ class PlacedProcess:
 
     def hear(self, word: Mapping[str, Any]) -> None:
         """In the thread that listens to the agent: what has become of this life."""
-        if word["life"] != self._life:
+        if word["life"] != self._life or self._state == "ended":  # it had given up before
             return
         if word["state"] == "running":
             places = [place["host"] for place in word["places"]]
@@ -348,6 +348,7 @@ class PlacedProcess:
         if waited_s > limit_s and not self._launcher.may_wait(self.spec.name):
             self._state, self._code = "ended", CANNOT
             self._line = f"no node of the Ray cluster has had room for {wants} for {waited_s:.0f} s; add one and resume"
+            self._tell_signal(int(signal.SIGKILL))  # else it may get the room of those that end with it
 
     def endpoint(self) -> dict[str, Any] | None:
         """What the ready file says, once this life has written it."""
@@ -364,8 +365,11 @@ class PlacedProcess:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to every member and its children."""
         if self._code is None and self._state != "waiting":
-            word = {"do": "signal", "name": self.spec.name, "life": self._life, "number": int(number)}
-            self._launcher.cluster.tell(word)
+            self._tell_signal(int(number))
+
+    def _tell_signal(self, number: int) -> None:
+        word = {"do": "signal", "name": self.spec.name, "life": self._life, "number": number}
+        self._launcher.cluster.tell(word)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end; None when it has not come in time."""

@@ -18,9 +18,12 @@ from pathlib import Path
 from mettle.config.loader import load_config
 from mettle.errors import MettleError, UserError
 from mettle.processes.beats import Gauge, Heartbeat
+from mettle.runs.cluster.placement import SANDBOXES
+from mettle.runs.config import RayConfig
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.storage.files import write_json
+from mettle.storage.run_dir import RunDir
 
 OWN_FIELDS = frozenset({
     "host", "port", "unix", "tls_cert", "tls_key", "public_url", "tokens_file", "idle_exit_s",
@@ -41,6 +44,12 @@ def service_settings(file: Path | None) -> ServiceConfig:
             f"{file}: sandbox.backend 'remote' is a service elsewhere; name what the nodes run sandboxes on"
         )
     return config
+
+
+def write_settings(run_dir: RunDir, ray: RayConfig) -> None:
+    """What each service of the run begins with."""
+    settings = service_settings(ray.sandbox_config)
+    write_json(run_dir.config(SANDBOXES), settings.model_dump(mode="json", exclude_unset=True))
 
 
 def client_settings(service: ServiceConfig, ready_files: Sequence[Path]) -> SandboxConfig:

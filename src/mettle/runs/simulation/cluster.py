@@ -49,9 +49,14 @@ class SimulatedCluster:
     lost: str | None = None
 
     def __init__(
-        self, nodes: Sequence[SimulatedNode], placement: Placement, host: SimulatedHost, programs: Mapping[str, Program]
+        self,
+        config: RayConfig,
+        nodes: Sequence[SimulatedNode],
+        placement: Placement,
+        host: SimulatedHost,
+        programs: Mapping[str, Program],
     ) -> None:
-        self.config = RayConfig()
+        self.config = config
         self.owner_address = "simulated"
         self.on_word: Callable[[Mapping[str, Any]], None] = lambda word: None
         self.nodes = nodes
@@ -85,6 +90,8 @@ class SimulatedCluster:
     def lose(self, name: str) -> None:
         """A node goes, with all that runs there."""
         self.node(name).is_there = False
+        for life in self._host.lives.values():
+            life.is_cut_off |= life.node == name
         for group in self._groups:
             if any(life.node == name and life.is_alive for life in group.members):
                 for life in group.members:
@@ -144,7 +151,9 @@ class SimulatedCluster:
         program = self._programs[word["spec"]["module"]]
         nodes = self._pools[word["pool"]]
         for one in word["members"]:
-            life = Life(self._host, one["name"], program, node=nodes[one["bundle"]["process"]])
+            environment = word["spec"]["environment"]
+            node = nodes[one["bundle"]["process"]]
+            life = Life(self._host, one["name"], program, node=node, environment=environment)
             life.on_end.append(lambda: self._host.loop.create_task(self._member_ended(group)))
             group.members.append(life)
         self._say(group, "running", pid=group.members[0].pid, places=[{"host": life.node} for life in group.members])

@@ -27,6 +27,7 @@ from mettle.processes.virtual_time import Deadlock
 from mettle.records.tokens import Batch
 from mettle.runs.cluster.launcher import RayLauncher
 from mettle.runs.cluster.placement import placement_of
+from mettle.runs.cluster.sandboxes import write_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.launch import process_specs
 from mettle.runs.launcher import Launcher
@@ -38,7 +39,7 @@ from mettle.runs.supervisor import Supervisor
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
-FaultKind = Literal["frozen", "blocked", "killed", "node_lost", "disk_full", "clock_jump", "suspended"]
+FaultKind = Literal["frozen", "blocked", "killed", "node_lost", "node_joins", "disk_full", "clock_jump", "suspended"]
 LASTING: Final = float("inf")
 TICK_S: Final = 0.4
 PERSON_S: Final = 30.0
@@ -107,6 +108,8 @@ class Lived:
     crashes: list[BaseException] = field(default_factory=list)
     batches: dict[int, Batch] = field(default_factory=dict)
     num_trainings: int = 0
+    sandboxes: list[tuple[str, str, int]] = field(default_factory=list)
+    """Of each life of a sandbox service: its name, its node, and how many of its machines ran a command."""
     duration_s: float = 0.0
 
 
@@ -141,6 +144,8 @@ class _Player:
         self._run_dir = run_dir = RunDir(root)
         for folder in (run_dir.beats, run_dir.logs, run_dir.endpoint("x").parent):
             folder.mkdir(parents=True, exist_ok=True)
+        if history.config.deployment.ray.num_sandbox_services:
+            write_settings(run_dir, history.config.deployment.ray)
         self.lived = Lived()
         self._cluster: SimulatedCluster | None = None
 
@@ -173,6 +178,7 @@ class _Player:
                     lived.crashes.append(result)
             lived.crashes += host.errors
         lived.batches, lived.num_trainings = self._programs.batches, self._programs.num_trainings
+        lived.sandboxes = [(name, node, backend.num_used) for name, node, backend in self._programs.services]
         lived.duration_s = loop.time()
         return lived
 
@@ -228,7 +234,8 @@ class _Player:
         if self._history.config.deployment.engine == "local":
             return beside
         placement = placement_of(self._history.config)
-        self._cluster = SimulatedCluster(self._nodes(), placement, self._host, self._programs.on_nodes())
+        ray = self._history.config.deployment.ray
+        self._cluster = SimulatedCluster(ray, self._nodes(), placement, self._host, self._programs.on_nodes())
         self._host.loop.create_task(self._cluster.beat_for_ever())
         return RayLauncher(self._cluster, placement, self._run_dir, beside=beside, machine=self._host)
 
@@ -265,6 +272,9 @@ class _Player:
                 self.lived.struck.append(Struck(fault, fault.at, "", 0))
             case "node_lost":
                 await self._lose_node(fault)
+            case "node_joins":
+                await until(lambda: self._cluster is not None, 1.0)
+                self._node(fault.target).is_there = True
             case _:
                 await self._strike_process(fault)
 
@@ -274,11 +284,14 @@ class _Player:
         self._cluster.lose(fault.target)
         if fault.for_s < LASTING:
             await asyncio.sleep(fault.for_s)
-            self._cluster.node(fault.target).is_there = True
+            self._node(fault.target).is_there = True
+
+    def _node(self, name: str) -> SimulatedNode:
+        return next(node for node in self._nodes() if node.name == name)
 
     async def _strike_process(self, fault: InjectedFault) -> None:
         life = self._host.living(fault.target)
-        if life is None:
+        if life is None or (fault.kind != "killed" and (life.is_frozen or life.is_blocked)):
             return
         self.lived.struck.append(Struck(fault, self._host.now(), life.name, life.pid))
         life.on_end.append(lambda: self.lived.ended_at.setdefault(life.pid, self._host.now()))

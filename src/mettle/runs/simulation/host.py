@@ -1,7 +1,8 @@
 """A machine in simulated time: processes that can be frozen, blocked and killed, a disk, two clocks.
 
-Parts: `HostLoop` (a virtual clock on which a process can be stopped), `SimulatedHost` (a `HostMachine`), `Life` (a
-process from its start to its end), `SimulatedProcess` and `SimulatedLauncher` (what a supervisor needs of them).
+Parts: `HostLoop` (a virtual clock on which a process can be stopped, with sockets between processes), `SimulatedHost`
+(a `HostMachine`), `Life` (a process from its start to its end), `SimulatedProcess` and `SimulatedLauncher` (what a
+supervisor needs of them).
 
 A process is whatever runs in its context: what it has started, too. While it is stopped none of its callbacks run; they
 run late when it goes on, as after SIGSTOP. Frozen, it does not beat either; blocked, its heart beats on and says so.
@@ -30,6 +31,7 @@ from mettle.processes.ready_file import ReadyFile
 from mettle.processes.virtual_time import VirtualTimeLoop
 from mettle.runs.host import HostNews
 from mettle.runs.launcher import SupervisedProcess
+from mettle.runs.simulation.network import SimulatedListener, SimulatedNetwork
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -61,11 +63,27 @@ class _TimerHandle(events.TimerHandle):
 
 
 class HostLoop(VirtualTimeLoop):
-    """A virtual clock for several processes, each of which can be stopped for itself."""
+    """A virtual clock for several processes, each of which can be stopped for itself.
+
+    A process that listens is reached at the path `/PID`, whatever the socket that it listens on.
+    """
 
     def __init__(self) -> None:
         self._stopped: dict[int, list[events.Handle]] = {}
         super().__init__()
+        self.network = SimulatedNetwork(self)
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], *_: Any, **__: Any
+    ) -> SimulatedListener:
+        """Listen, as the process that asks."""
+        return self.network.listen(_PROCESS.get(), protocol_factory)
+
+    async def create_unix_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], path: str, **_: Any
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """From the process that asks. Raises: OSError as a socket does."""
+        return await self.network.connect(_PROCESS.get(), int(path.strip("/")), protocol_factory)
 
     def stop_process(self, pid: int) -> None:
         """Run nothing of it from now on."""
@@ -120,6 +138,7 @@ class Life:
         unit: str = "steps",
         node: str = "",
         within: Life | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.host = host
         self.name = name
@@ -127,6 +146,9 @@ class Life:
         """Where it runs; empty for the machine of the supervisor."""
         self.within = within
         """The process of a node that has started it, and that it ends with."""
+        self.environment = dict(environment or {})
+        self.is_cut_off = False
+        """Its node is lost: nobody hears of its end."""
         self.pid = host.next_pid()
         self.heart = Heartbeat(name=name, unit=unit, clock=host.now)
         self.code: int | None = None
@@ -197,6 +219,7 @@ class Life:
             return
         self.code = code
         self.go_on()
+        self.host.loop.network.end(self.pid, is_silent=self.is_cut_off)
         for task, answer in list(self._asked.items()):
             if not answer.done():
                 answer.set_exception(ProviderError(f"connection reset: {self.name} is gone"))
@@ -282,6 +305,11 @@ class SimulatedHost:
 
     # What runs on it
 
+    @property
+    def current(self) -> Life:
+        """The process that asks."""
+        return self.lives[_PROCESS.get()]
+
     def next_pid(self) -> int:
         """A pid that nobody has had."""
         self._next_pid += 1
@@ -346,7 +374,9 @@ class SimulatedProcess:
     def start(self) -> None:
         """A new life of it."""
         self._ready.prepare()
-        self._life = Life(self._machine, self.spec.name, self._program, unit=self._unit)
+        self._life = Life(
+            self._machine, self.spec.name, self._program, unit=self._unit, environment=self.spec.environment
+        )
 
     def exit_code(self) -> int | None:
         return None if self._life is None else self._life.code

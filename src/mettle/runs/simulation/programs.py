@@ -8,6 +8,7 @@ others only over `Life.ask`, so that a process that is stopped leaves them waiti
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from mettle.inference.engine.protocol import WeightUpdate
 from mettle.orchestrator.__main__ import first_error
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.server import ServerHealth
-from mettle.orchestrator.simulator import Killed, SimulatedEngine, SimulatedSource, SimulatedTrainer, SimulatedWorld
+from mettle.orchestrator.simulator import Killed, SimulatedEngine, SimulatedTrainer, SimulatedWorld
 from mettle.processes.beats import Gauge
 from mettle.processes.liveness import is_place, worker_name
 from mettle.records.tasks import RolloutRecord
@@ -28,6 +29,7 @@ from mettle.records.tokens import Batch
 from mettle.records.versions import WeightVersion
 from mettle.runs.config import RunConfig
 from mettle.runs.simulation.host import Life, Program, SimulatedHost, ended, until, write_endpoint
+from mettle.runs.simulation.sandboxes import SandboxedSource, SandboxUsers, SimulatedBackend, run_service
 
 BOOT_S: Final = 2.0
 SEEK_S: Final = 0.5
@@ -166,16 +168,22 @@ class SimulatedRouter:
             self.num_running -= 1
 
 
-class WorkedSource(SimulatedSource):
+class WorkedSource(SandboxedSource):
     """Rollouts in worker processes, which end with the orchestrator's and are replaced when they are gone.
 
     With `num_places` they are spread over so many places on a cluster's nodes, and end with those.
     """
 
     def __init__(
-        self, world: SimulatedWorld, engine: SimulatedEngine, owner: Life, num_workers: int, num_places: int = 0
+        self,
+        world: SimulatedWorld,
+        engine: SimulatedEngine,
+        owner: Life,
+        num_workers: int,
+        num_places: int = 0,
+        users: SandboxUsers | None = None,
     ) -> None:
-        super().__init__(world, engine)
+        super().__init__(world, engine, users)
         self._owner = owner
         self._share = -(-num_workers // num_places) if num_places else 0
         self._workers: dict[Life, list[int]] = {}
@@ -209,11 +217,15 @@ class WorkedSource(SimulatedSource):
 
         async def work(life: Life) -> int:
             life.heart.tick_with(life.host.loop)
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if self.users is not None:
+                    await self.users.close(life)
             return 0
 
-        node = "" if place is None else place.node
-        life = Life(self._owner.host, "worker", work, unit="rollouts", node=node, within=place)
+        node, environment = ("" if place is None else place.node), (place or self._owner).environment
+        life = Life(self._owner.host, "worker", work, unit="rollouts", node=node, within=place, environment=environment)
         life.name = life.heart.name = worker_name("words", life.pid, "" if place is None else place.name)
         life.heart.gauge = lambda: Gauge(counts[1], counts[0] > 0)
         life.on_end.append(lambda: self._replace(life))
@@ -263,6 +275,10 @@ class SimulatedPrograms:
         self._served: dict[int, _Served] = {}
         self.batches: dict[int, Batch] = {}
         self.num_trainings = 0
+        has_services = bool(config.deployment.ray.num_sandbox_services)
+        self._users = SandboxUsers(host, random.Random(world.pace_seed)) if has_services else None
+        self.services: list[tuple[str, str, SimulatedBackend]] = []
+        """Name and node of each life of a sandbox service, and where its machines are."""
 
     def here(self) -> dict[str, tuple[Program, str]]:
         """By module, with what each counts: of the supervisor's own machine."""
@@ -275,7 +291,12 @@ class SimulatedPrograms:
 
     def on_nodes(self) -> dict[str, Program]:
         """By module: of a cluster's nodes."""
-        return {"mettle.trainer": self.train, "mettle.inference": self.serve, "mettle.envs.workers.place": self.place}
+        return {
+            "mettle.trainer": self.train,
+            "mettle.inference": self.serve,
+            "mettle.envs.workers.place": self.place,
+            "mettle.runs.cluster.sandboxes": self.keep_sandboxes,
+        }
 
     async def orchestrate(self, life: Life) -> int:
         """The real orchestrator, as its process runs it."""
@@ -283,7 +304,7 @@ class SimulatedPrograms:
         ledger = self._host.ledger(life)
         door = EngineDoor(self._host, self._served)
         places = self._config.deployment.ray.num_worker_places
-        source = WorkedSource(self._world, door, life, self._num_workers, places)
+        source = WorkedSource(self._world, door, life, self._num_workers, places, self._users)
         try:
             orchestrator = Orchestrator(
                 self._config.orchestrator, self._host.run_dir, ledger, source, door, heart=life.heart
@@ -346,6 +367,13 @@ class SimulatedPrograms:
         write_endpoint(self._host.run_dir.endpoint(life.name), life.pid)
         await asyncio.Event().wait()
         return 0
+
+    async def keep_sandboxes(self, life: Life) -> int:
+        """Where sandboxes are made."""
+        await asyncio.sleep(BOOT_S)
+        backend = SimulatedBackend()
+        self.services.append((life.name, life.node, backend))
+        return await run_service(life, backend)
 
     async def route(self, life: Life) -> int:
         """A server before the engines of a cluster, which answers once one of them does."""

@@ -21,7 +21,7 @@ from typing import Final
 from mettle.errors import UserError
 from mettle.processes.host import total_memory_mb, usable_cores
 from mettle.sandbox.backends import find_backend
-from mettle.sandbox.protocols import Judge
+from mettle.sandbox.protocols import Backend, Judge
 from mettle.sandbox.service.app import make_app, sweeping
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
@@ -45,28 +45,38 @@ _UNKNOWN_CPUS: Final = 4096.0
 
 
 @contextlib.asynccontextmanager
-async def started_service(config: ServiceConfig, tokens: TokenBook | None = None) -> AsyncIterator[SandboxService]:
-    """The pools of a service, and everything that it counts with. `tokens` in place of those of its file."""
-    is_here = config.sandbox.backend in _ON_THIS_HOST
+async def started_service(
+    config: ServiceConfig,
+    tokens: TokenBook | None = None,
+    *,
+    backend: Backend | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[SandboxService]:
+    """The pools of a service, and everything that it counts with.
+
+    `tokens` in place of those of its file; `backend` in place of the config's, of machines that are not of this host.
+    """
+    is_here = backend is None and config.sandbox.backend in _ON_THIS_HOST
     memory_mb = total_memory_mb() if is_here else None
     max_cpus = usable_cores() * config.cpus_per_core if is_here else None
     quota = config.quota.filled(memory_mb or _UNKNOWN_MEMORY_MB, max_cpus or _UNKNOWN_CPUS)
     config = config.model_copy(update={"quota": quota})
     tokens = tokens or _own_tokens(config)
     await asyncio.to_thread(sweep_spools, config.spool_dir)
-    backend = find_backend(config.sandbox.backend)
+    backend = backend or find_backend(config.sandbox.backend)
     try:
         judge: Judge | None = backend.judge(config.sandbox)
     except UserError as error:
         logger.warning("this service judges nothing: %s", error)
         judge = None
-    quotas, metrics = Quotas(uncapped_cpus=config.uncapped_cpus), ServiceMetrics()
+    quotas, metrics = Quotas(clock, uncapped_cpus=config.uncapped_cpus), ServiceMetrics()
+    leases = ClientLeases(config.lease_s, clock)
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(backend.machines(config.sandbox))
         if judge is not None:
             await stack.enter_async_context(judge)
         register = Register(pool, quotas, metrics, config.spare_memory_mb if is_here else None, max_cpus)
-        service = SandboxService(config, tokens, register, judge, quotas, metrics, ClientLeases(config.lease_s))
+        service = SandboxService(config, tokens, register, judge, quotas, metrics, leases)
         try:
             yield service
         finally:

@@ -60,7 +60,9 @@ class ServiceConnection:
             auto_decompress=False,
         )
         self._has_answered = False
-        self._waiting: set[asyncio.Timeout] = set()
+        self.is_lost = False
+        """Declared so, and has not answered since."""
+        self._waiting: dict[asyncio.Timeout, None] = {}  # in order, so that they end in it
         self._reports: dict[str, IsolationReport] = {}
 
     async def ask(self, method: str, path: str, *, timeout_s: float | None = None, **request: Any) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class ServiceConnection:
                 self._until_lost(timeout_s),
                 self._session.request(method, f"{self._base}{PREFIX}{path}", **request) as response,
             ):
-                self._has_answered = True
+                self._has_answered, self.is_lost = True, False
                 if response.status >= 300:
                     raise self._named(faults.rebuild(response.status, await read_body(response, _MAX_ERROR_BYTES)))
                 yield response
@@ -125,6 +127,7 @@ class ServiceConnection:
 
     def declare_lost(self) -> None:
         """The service is not there any more: whoever waits for it is told."""
+        self.is_lost = True
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting:
             if not waiting.expired():  # it may be on its way out already
@@ -145,11 +148,11 @@ class ServiceConnection:
     @contextlib.asynccontextmanager
     async def _until_lost(self, timeout_s: float | None) -> AsyncIterator[None]:
         async with asyncio.timeout(timeout_s) as waiting:
-            self._waiting.add(waiting)
+            self._waiting[waiting] = None
             try:
                 yield
             finally:
-                self._waiting.discard(waiting)
+                self._waiting.pop(waiting, None)
 
     @contextlib.contextmanager
     def _attributed(self) -> Iterator[None]:

@@ -13,7 +13,6 @@ import json
 import logging
 import random
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Use = Literal["judge", "machines"]
-_random: Final = random.Random()
+_random: Final = random.SystemRandom()  # a fork has no copy of its state: clients must differ
 _LOOK_TIMEOUT_S: Final = 5.0
 _NUM_MISSES: Final = 3
 _LOOK_BACKOFF: Final = Backoff(first_s=1.0, max_s=2.0, jitter=0.2)
@@ -64,36 +63,51 @@ class Member:
 class Fleet:
     """The services of a config, for one use."""
 
-    def __init__(self, config: SandboxConfig, use: Use, on_news: Callable[[Member, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        config: SandboxConfig,
+        use: Use,
+        on_news: Callable[[Member, dict[str, Any]], None],
+        *,
+        access: ServiceAccess | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
         self.config = config
+        self._rng = rng or _random
         self._use = use
         self._on_news = on_news
         self._looking: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._client = f"c-{secrets.token_hex(8)}"
-        self._access = ServiceAccess.of(config)
+        self._access = access or ServiceAccess.of(config)
         self._by_file: dict[Path, Member] = {}
         self._retired: list[Member] = []
         self.members: list[Member] = []
 
     @property
     def isolation(self) -> IsolationReport:
-        """The report of the service that gives the least. Raises: UserError before the start."""
-        reports = [member.isolation for member in self.members if member.isolation is not None]
-        if not reports:
-            raise UserError("the remote sandbox pool has not been started; use `async with`")
-        return next((report for report in reports if not report.meets(self.config.require)), reports[0])
+        """The report of the service that gives the least, of the last ones while none is there.
+
+        Raises: UserError before the start.
+        """
+        for members in (self.members, self._retired):
+            reports = [member.isolation for member in members if member.isolation is not None]
+            if reports:
+                return next((report for report in reports if not report.meets(self.config.require)), reports[0])
+        raise UserError("the remote sandbox pool has not been started; use `async with`")
 
     async def start(self) -> None:
-        """Ask every service. Raises: UserError (a refused token, too little isolation); ServiceLost if none answers."""
+        """Ask every service, and wait for the slow ones only as long as none is there.
+
+        Raises: UserError (a refused token, too little isolation); ServiceLost if none answers.
+        """
         for url in self.config.urls:
             self._access.check(url)
         for url in self.config.urls:
             self._join(url)
         await self._await_files()
-        asked = await asyncio.gather(*(self._meet(member) for member in self.members), return_exceptions=True)
-        for result in asked:
-            if isinstance(result, BaseException) and not isinstance(result, ServiceLost | ServiceBusy):
+        for result in await self._meet_all():
+            if isinstance(result, Exception) and not isinstance(result, ServiceLost | ServiceBusy):
                 raise result
         if not any(member.is_there for member in self.members):
             raise ServiceLost(self._why_none())
@@ -132,7 +146,7 @@ class Fleet:
 
         Only for work that may be done twice. `on_move` is told of a service that was lost in the middle of it.
         """
-        avoided, retries = set[int](), Retries(_BUSY_BACKOFF, limit_s=_MAX_BUSY_S)
+        avoided, retries = set[int](), self._retries()
         last: SandboxError = ServiceLost(self._why_none())
         num_lost = 0
         while True:
@@ -162,20 +176,25 @@ class Fleet:
 
     async def _choose(self, avoided: set[int], last: SandboxError) -> Member | None:
         """The least busy one, waiting a while for one to come back; None when those that are there are avoided."""
-        began = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         while True:
             there = [member for member in self.members if member.is_there]
             if there:
                 left = [member for member in there if id(member) not in avoided]
-                _random.shuffle(left)
+                self._rng.shuffle(left)
                 return min(left, key=lambda member: member.busyness(self._use), default=None)
-            left_s = began + self.config.start_timeout_s - time.monotonic()
+            left_s = began + self.config.start_timeout_s - clock()
             if left_s <= 0 or not self._looking:
                 raise ServiceLost(self._why_none()) from last
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
+
+    def _retries(self) -> Retries:
+        clock = asyncio.get_running_loop().time
+        return Retries(_BUSY_BACKOFF, limit_s=_MAX_BUSY_S, rng=self._rng.uniform, clock=clock)
 
     def _join(self, url: str) -> Member:
         member = Member(ServiceConnection(url, self._access, self._client))
@@ -184,14 +203,15 @@ class Fleet:
 
     async def _await_files(self) -> None:
         """Until a service has said where it is, if any will. Raises: ServiceLost when none has in time."""
-        began = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         while True:
             for path in self.config.url_files:
                 if path not in self._by_file and (url := _url_in(path)) is not None:
                     self._by_file[path] = self._join(url)
             if self.members or not self.config.url_files:
                 return
-            if time.monotonic() - began > self.config.start_timeout_s:
+            if clock() - began > self.config.start_timeout_s:
                 raise ServiceLost("no sandbox service has said where it is")
             await asyncio.sleep(_FOLLOW_S)
 
@@ -221,6 +241,21 @@ class Fleet:
         member.is_there, member.is_retired = False, True
         member.connection.declare_lost()
         self._on_news(member, {"machines": [], "ended": {}, "why": f"its service {member.connection.url} is gone"})
+
+    async def _meet_all(self) -> list[BaseException | None]:
+        """What came of asking each; one that has not answered in time is asked again by who looks after it."""
+        asking = [asyncio.create_task(self._meet(member)) for member in self.members]
+        late = set(asking)
+        try:
+            if late:
+                _, late = await asyncio.wait(late, timeout=_LOOK_TIMEOUT_S)
+            while late and not any(member.is_there for member in self.members):
+                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in asking:
+                task.cancel()
+            asked = await asyncio.gather(*asking, return_exceptions=True)
+        return asked
 
     async def _meet(self, member: Member) -> None:
         """Ask a service what it is and what it isolates. Raises: UserError when it will not do."""
@@ -252,7 +287,8 @@ class Fleet:
         """Keep the lease, and know whether the service is there and how busy."""
         while not member.is_retired:
             if not is_new:
-                await asyncio.sleep(min(_LOOK_BACKOFF.wait_s(member.num_misses), member.lease_s / 4))
+                wait_s = _LOOK_BACKOFF.wait_s(member.num_misses, rng=self._rng.uniform)
+                await asyncio.sleep(min(wait_s, member.lease_s / 4))
             is_new = False
             try:
                 if not member.is_there:
@@ -288,6 +324,7 @@ class Fleet:
 
     def _why_none(self) -> str:
         reasons = "; ".join(dict.fromkeys(member.why_not for member in self.members if not member.is_there))
+        reasons = reasons or "none says where it is"
         return f"no sandbox service is there: {reasons}" if len(self.members) != 1 else reasons
 
 

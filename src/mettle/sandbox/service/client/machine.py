@@ -44,6 +44,8 @@ class RemoteMachine(CommandRunner):
         self.isolation = isolation
         self.connection = connection
         self.why_ended = ""
+        self.is_left = False
+        """It has ended here, and its service may not know."""
         self._path = f"/machines/{machine_id}"
         self._tunnels = Tunnels(connection, self._path)
         self._jobs: list[RemoteJob] = []
@@ -124,12 +126,23 @@ class RemoteMachine(CommandRunner):
         return await self._tunnels.connect(port, timeout_s)
 
     async def delete(self, why: str = "it was deleted") -> None:
-        """End it, and everything in it. A service that is gone has ended it already."""
+        """End it, and everything in it. A service that is gone is not waited for."""
         if not self.why_ended:
             self.end(why)
-            with contextlib.suppress(NoMachine, MachineLost, ServiceLost):
-                await self.connection.ask("DELETE", self._path, timeout_s=30.0)
+            await self.end_there()
         await self.let_go()
+
+    async def end_there(self) -> None:
+        """Have the service end it, which may be lost, or have ended it already."""
+        self.is_left = self.connection.is_lost
+        if self.is_left:
+            return
+        try:
+            await self.connection.ask("DELETE", self._path, timeout_s=30.0)
+        except ServiceLost:
+            self.is_left = True
+        except (NoMachine, MachineLost):
+            return
 
     def end(self, why: str) -> None:
         """Take note that it has ended."""

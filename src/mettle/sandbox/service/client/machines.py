@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import secrets
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +14,7 @@ from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot, fill
+from mettle.sandbox.service.client.access import ServiceAccess
 from mettle.sandbox.service.client.fleet import Fleet, Member
 from mettle.sandbox.service.client.machine import RemoteMachine, machine_request
 
@@ -19,10 +22,14 @@ from mettle.sandbox.service.client.machine import RemoteMachine, machine_request
 class RemoteMachines:
     """Machines at the services of a config. Use as `async with RemoteMachines(config) as machines`."""
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(
+        self, config: SandboxConfig, *, access: ServiceAccess | None = None, rng: random.Random | None = None
+    ) -> None:
+        """`access` in place of the environment's token; `rng` decides between services that are equally busy."""
         self.config = config
-        self._fleet = Fleet(config, "machines", self._hear)
+        self._fleet = Fleet(config, "machines", self._hear, access=access, rng=rng)
         self._machines: dict[str, RemoteMachine] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def isolation(self) -> IsolationReport:
@@ -66,6 +73,8 @@ class RemoteMachines:
     async def close(self) -> None:
         """End every machine of this pool. Safe to call twice."""
         machines, self._machines = list(self._machines.values()), {}
+        for task in self._ending:
+            task.cancel()
         for machine in machines:
             machine.end("its pool was closed")
         await self._fleet.leave()
@@ -96,8 +105,24 @@ class RemoteMachines:
         """What a service says about this client's machines there."""
         there, ended = set(news["machines"]), news["ended"]
         for machine in list(self._machines.values()):
-            if machine.connection is not member.connection or machine.id in there:
+            if machine.connection is not member.connection:
+                continue
+            if machine.id in there:
+                if machine.is_left:
+                    self._end_left(machine)
                 continue
             if machine.is_alive:
                 machine.end(ended.get(machine.id, news.get("why", "its service was started anew")))
             del self._machines[machine.id]
+
+    def _end_left(self, machine: RemoteMachine) -> None:
+        """Its service did not answer when it was to end it, and does now."""
+        machine.is_left = False
+
+        async def end() -> None:
+            with contextlib.suppress(SandboxError):
+                await machine.end_there()
+
+        task = asyncio.create_task(end(), name="end a machine that was left")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
