@@ -156,7 +156,9 @@ def test_a_loop_that_stays_blocked_is_ended_and_the_run_goes_on(name, start):
     run.wait_for(published(3), limit_s=800.0)
     run.block(name)
     injected = time.monotonic()
-    seen = run.watch(lambda text: f"ending {name} after" in text, places=("event", "terminal"), limit_s=400.0)
+    places = ("event", "terminal")
+    seen = run.watch(lambda text: f"ending {name} after" in text, places=places, limit_s=800.0)
+    assert not seen.missing(places), (seen, run.said())
     run.goes_on()
     note(
         f"{name} stays blocked",
