@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -24,8 +25,8 @@ class SamplingConfig(_Section):
     """Most tokens one model call may sample; None leaves it to the engine's context length."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus sampling. Must stay 1 in training."""
-    top_k: int = -1
-    """Keep the k likeliest tokens; -1 keeps all. Must stay -1 in training."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Keep the k likeliest tokens; -1 or 0 keeps all, as it must be in training."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Drop tokens less likely than this share of the likeliest. Must stay 0 in training."""
     seed: int | None = None
@@ -60,6 +61,15 @@ class CurriculumConfig(_Section):
     out what is exactly equal (`filter_zero_advantages`)."""
 
     @model_validator(mode="after")
+    def _is_used(self) -> CurriculumConfig:
+        for name in POOLS if self.sampler == "standard" else ():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} ({value:g}) is the difficulty_pool's: set sampler to 'difficulty_pool', or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _order(self) -> CurriculumConfig:
         if self.hard_below >= self.easy_above:
             raise ValueError(f"hard_below ({self.hard_below}) must be less than easy_above ({self.easy_above})")
@@ -69,6 +79,10 @@ class CurriculumConfig(_Section):
                 f"admit_above ({above:g}) must be less than admit_below ({below:g}), or no group is admitted"
             )
         return self
+
+
+POOLS = ("hard_below", "easy_above", "hard_weight", "easy_weight")
+"""What the sampler `difficulty_pool` alone asks."""
 
 
 class EnvConfig(_Section):
@@ -100,6 +114,10 @@ class EnvConfig(_Section):
         return self
 
 
+TRAINS_ONLY = ("ratio", "algorithm", "algorithm_args", "curriculum")
+"""What an environment that is evaluated cannot be told."""
+
+
 class TrainingEvalConfig(_Section):
     """Evaluation on held-out tasks."""
 
@@ -120,6 +138,17 @@ class TrainingEvalConfig(_Section):
     sampling: SamplingConfig | None = None
     """Sampling in evaluations; that of the training when left out."""
 
+    @field_validator("envs")
+    @classmethod
+    def _only_measure(cls, envs: list[EnvConfig]) -> list[EnvConfig]:
+        for env in envs:
+            for name in TRAINS_ONLY:
+                if getattr(env, name) != EnvConfig.model_fields[name].get_default(call_default_factory=True):
+                    raise ValueError(
+                        f"{name} of {env.name!r} is of training: an evaluation measures all alike; leave it out"
+                    )
+        return envs
+
 
 class FrozenModelConfig(_Section):
     """A frozen model that algorithms ask, such as a teacher. It must have the policy's vocabulary."""
@@ -134,6 +163,13 @@ class FrozenModelConfig(_Section):
     """Most requests at a time."""
     timeout_s: float = Field(default=120.0, gt=0.0)
     """A request that takes longer has failed."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+            raise ValueError("it is no address of a server, as in http://127.0.0.1:8000/v1")
+        return url
 
 
 class RetryConfig(_Section):

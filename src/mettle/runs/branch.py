@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mettle.config import load_config
-from mettle.config.loader import DEFAULT, DERIVED
+from mettle.config.layers import DEFAULT
+from mettle.config.loader import DERIVED
 from mettle.errors import UserError
 from mettle.orchestrator.accounts import ALGORITHM_STATE
 from mettle.runs.config import RunConfig

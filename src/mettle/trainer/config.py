@@ -35,18 +35,25 @@ class OptimConfig(BaseModel):
 
     type: Literal["adamw", "muon"] = "adamw"
     """adamw; or muon for the matrices inside the layers and adamw for the rest, at one learning rate."""
-    lr: float = Field(default=1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     """Peak learning rate. 1e-6 suits billions of parameters, 1e-3 the tiny preset."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and the second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Decoupled weight decay, a fraction of lr a step."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient is scaled down to this norm; a step with a non-finite norm is skipped and counted."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """Muon's; adamw has betas."""
+
+    @field_validator("betas")
+    @classmethod
+    def _decay(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("each of the two is at least 0 and less than 1, as in [0.9, 0.999]")
+        return betas
 
     @model_validator(mode="after")
     def _is_used(self) -> OptimConfig:

@@ -89,8 +89,8 @@ class PolicyLoss(BaseModel):
 
     ratio: Literal["token", "none"] = "token"
     """token: importance ratios against the sampler's logprobs; none: all are 1 (right only without lag)."""
-    adv_tau: float = Field(default=1.0, ge=0)
-    """Weight of the advantage term."""
+    adv_tau: float = Field(default=1.0, gt=0)
+    """Weight of the advantage term, without which no reward counts."""
     kl: Literal["squared", "k3"] = "squared"
     """The penalty for leaving the sampler: squared is k^2; k3 is exp(k) - k - 1, whose mean is the KL divergence of the
     policy from the sampler (never negative, and of less variance than -k)."""
