@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mettle.config import Loaded
 from mettle.envs import load_environment
+from mettle.envs.packages.arguments import check_arguments
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.cluster.launcher import check_room
@@ -97,9 +98,10 @@ def read_run_config(run_dir: RunDir) -> RunConfig:
 
 
 def _check_environments(config: RunConfig) -> None:
-    """A name that nothing answers to is told before anything is made. None of their code is run for that."""
+    """A name that nothing answers to, and an argument that it does not take, are told before anything is made. None of
+    their code is run for that."""
     for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs):
-        resolve_environment(spec.id)
+        check_arguments(spec.id, resolve_environment(spec.id), spec.args)
 
 
 def _check_port(config: RunConfig) -> None:
