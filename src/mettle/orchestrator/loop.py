@@ -56,8 +56,8 @@ def algorithms_of(config: OrchestratorConfig, source: TaskSource) -> RunAlgorith
     for name, (algorithm, _) in choices.items():
         if algorithm == ENVIRONMENT and not provides(name):
             raise UserError(
-                f"algorithm {ENVIRONMENT!r} takes the advantages that an environment gives, and {name!r} gives none (its"
-                " provides_advantages is false): take another algorithm, as grpo"
+                f"algorithm {ENVIRONMENT!r} takes the advantages that an environment gives, and {name!r} gives none"
+                " (its provides_advantages is false): take another algorithm, as grpo"
             )
     return RunAlgorithms(choices)
 

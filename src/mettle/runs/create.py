@@ -18,7 +18,7 @@ from mettle.runs.cluster.placement import REPLICA, SANDBOXES, replica_name, work
 from mettle.runs.cluster.sandboxes import service_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
-from mettle.runs.fit import check_fit, check_teacher
+from mettle.runs.fit import check_fit, check_services, check_teacher
 from mettle.runs.ports import LOOPBACK, is_port_free
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
@@ -74,6 +74,7 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
     _check_environments(config)
     check_fit(config)
     check_teacher(config)
+    check_services(config)
     config.tracking.check()
     _check_port(config)
     _check_place(path)
