@@ -214,6 +214,8 @@ def test_a_frozen_model_that_fails_sends_the_group_back_until_its_attempts_are_u
         ({"advantages": "high"}, "a list of one entry for each of the 1 turns"),
         ({"advantages": [np.zeros(1)]}, r"shape \(1,\); it has 2 sampled tokens and adds 3 in all"),
         ({"advantages": float("nan")}, "advantages is nan"),
+        ({"ref_kl_weights": 1.0}, "ref_kl_weights without ref_logprobs: .*so none would train"),
+        ({"distill_weights": 1.0, "teacher_ids": [np.zeros((2, 1))]}, "teacher_ids without teacher_logprobs"),
     ],
 )
 def test_an_algorithm_that_is_wrong_ends_the_run_with_one_line(columns, why):
