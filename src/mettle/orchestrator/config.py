@@ -8,12 +8,21 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mettle.errors import (
+    EnvironmentFault,
+    InfraError,
+    JudgeError,
+    OverlongError,
+    ProviderError,
+    RolloutError,
+    RolloutTimeout,
+)
 from mettle.orchestrator.algorithms import ENVIRONMENT, check_choice, make_algorithm
 from mettle.records.versions import POLICY
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class SamplingConfig(_Section):
@@ -172,17 +181,31 @@ class FrozenModelConfig(_Section):
         return url
 
 
+ERROR_KINDS = tuple(
+    error.kind
+    for error in (RolloutError, ProviderError, EnvironmentFault, InfraError, JudgeError, RolloutTimeout, OverlongError)
+)
+"""The words that a failed rollout is recorded with."""
+
+
 class RetryConfig(_Section):
     """What happens to a group whose rollouts failed."""
 
     max_attempts: int = Field(default=3, ge=1)
     """How often a task is rolled out before it is dropped. Failures while the engine is down don't count."""
     retried: list[str] = Field(default_factory=lambda: ["provider", "sandbox", "timeout"])
-    """Kinds of error worth another attempt; the others drop the group at once."""
+    """Kinds of error worth another attempt; the others (environment, judge, overlong) drop the group at once."""
     backoff_s: float = Field(default=0.5, gt=0.0)
     """Wait before the second attempt; doubles with each further one, up to 30 s."""
     max_failed_groups: int = Field(default=8, ge=1)
     """End the run after this many groups in a row in which the environment or its rewards failed every rollout."""
+
+    @field_validator("retried")
+    @classmethod
+    def _are_kinds(cls, kinds: list[str]) -> list[str]:
+        if unknown := [kind for kind in kinds if kind not in ERROR_KINDS]:
+            raise ValueError(f"there is no kind of error {unknown[0]!r}; there are {', '.join(ERROR_KINDS)}")
+        return kinds
 
 
 class BudgetConfig(_Section):

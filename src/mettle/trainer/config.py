@@ -76,6 +76,16 @@ class SchedulerConfig(BaseModel):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Where the decay ends, as a share of the peak."""
 
+    @model_validator(mode="after")
+    def _is_used(self) -> SchedulerConfig:
+        for name in ("decay_steps", "min_lr_ratio") if self.type == "constant" else ():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} {value} is of a decay, and type is 'constant': set it to 'linear' or 'cosine', or leave"
+                    f" {name} out"
+                )
+        return self
+
 
 class PluginLoss(BaseModel):
     """A loss that is not Mettle's own."""
@@ -223,6 +233,14 @@ class DistillationConfig(BaseModel):
     teacher: Path | None = None
     """Folder of a frozen model with the policy's tokenizer, in the Hugging Face layout, that the trainer holds beside
     the policy; for algorithms that list no tokens themselves."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> DistillationConfig:
+        if self.divergence != "jsd" and self.jsd_weight != DistillationConfig.model_fields["jsd_weight"].default:
+            raise ValueError(
+                f"jsd_weight {self.jsd_weight} is of divergence 'jsd', and this is {self.divergence!r}: leave it out"
+            )
+        return self
 
     @field_validator("teacher")
     @classmethod
