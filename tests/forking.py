@@ -41,7 +41,6 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
 import pytest
 
-LAUNCHER: Final = "torch.distributed.run"
 IDLE: Final = ("MainThread", "tqdm_monitor", "RendezvousKeepAliveTimer")
 """Threads that are the one that forks, or sleep and hold nothing."""
 
@@ -82,7 +81,7 @@ class Birth:
 class ForkingPopen(subprocess.Popen[Any]):
     """`subprocess.Popen`, whose children that are modules of ours begin with what this process has imported."""
 
-    modules: ClassVar[tuple[str, ...]] = ("mettle.", LAUNCHER)
+    modules: ClassVar[tuple[str, ...]] = ("mettle.",)
     """How the names of those begin."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,

@@ -14,6 +14,8 @@ from pathlib import Path
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 
 class JsonLineFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and whatever was passed in `extra`."""
@@ -49,6 +51,13 @@ class _FileHandler(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
+
+
+def checked_level(level: str) -> str:
+    """A log level as it is, if it is one. Raises: ValueError."""
+    if level.upper() not in LEVELS:
+        raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}")
+    return level
 
 
 def setup_logging(path: Path | None = None, *, level: str = "INFO", is_terminal: bool = True) -> None:

@@ -74,9 +74,12 @@ class Run(Strict):
     tags: list[str] = []
     trainer: Trainer = Trainer()
     envs: list[Env] = Field(default_factory=lambda: [Env(id="reverse-text", weight=2.0)])
+    options: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _rules(self) -> Run:
+        if "clip" in self.options:
+            raise ValueError("options: nothing here is clipped")
         if self.group_size == 1:
             raise ValueError("group_size = 1 leaves nothing to compare; set it to 2 or more")
         if self.trainer.seq_len is None:
@@ -167,7 +170,7 @@ def test_every_resolved_value_has_a_source():
     assert set(loaded.sources) == {
         "name", "seq_len", "max_steps", "group_size", "mode", "dir", "tags", "trainer.optim.type", "trainer.optim.lr",
         "trainer.optim.betas", "trainer.compile", "trainer.seq_len", "trainer.ckpt", "envs.0.id", "envs.0.args",
-        "envs.0.weight",
+        "envs.0.weight", "options",
     }  # fmt: skip
 
 
@@ -254,6 +257,8 @@ def test_a_file_over_a_table_that_does_not_fit_is_one_line(write):
         (["--envs.id", "x"], "--envs.id: envs is a list, so address it by index, as in --envs.0"),
         (["--trainer..lr", "x"], "is not a key"),
         (["--trainer.optim.type", "adam"], "trainer.optim.type = \"adam\": no such type; did you mean 'adamw'?"),
+        (["--options.clip", "1"], "--options.clip: options: nothing here is clipped"),
+        (["--options", "{clip = 1}"], "--options: options: nothing here is clipped"),
         (["--mode", "kep"], "--mode: mode = \"kep\": input should be 'keep' or 'drain'"),
     ],
 )

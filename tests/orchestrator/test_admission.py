@@ -200,7 +200,8 @@ def test_credit_for_an_errored_rollout_is_taken_away():
 def test_a_frozen_model_that_fails_sends_the_group_back_until_its_attempts_are_used_up():
     gone = Says(error=ProviderError("the teacher is gone"))
     assert judged(rollout(1.0), rollout(0.0), algorithm=gone).is_retried
-    assert judged(rollout(1.0), rollout(0.0), algorithm=gone, num_failures=2).drop is DropReason.ERRORS
+    last = judged(rollout(1.0), rollout(0.0), algorithm=gone, num_failures=2)
+    assert (last.drop, last.failure) == (DropReason.ERRORS, "the teacher is gone")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,8 @@ def test_a_frozen_model_that_fails_sends_the_group_back_until_its_attempts_are_u
         ({"advantages": "high"}, "a list of one entry for each of the 1 turns"),
         ({"advantages": [np.zeros(1)]}, r"shape \(1,\); it has 2 sampled tokens and adds 3 in all"),
         ({"advantages": float("nan")}, "advantages is nan"),
+        ({"ref_kl_weights": 1.0}, "ref_kl_weights without ref_logprobs: .*so none would train"),
+        ({"distill_weights": 1.0, "teacher_ids": [np.zeros((2, 1))]}, "teacher_ids without teacher_logprobs"),
     ],
 )
 def test_an_algorithm_that_is_wrong_ends_the_run_with_one_line(columns, why):
@@ -324,9 +327,11 @@ def test_starvation_tells_the_share_of_each_reason():
         zero, zero, zero, zero, errors, errors, silent, silent, DropReason.DIFFICULTY, DropReason.SMALL_ADVANTAGE
     )
     assert "the last 10 groups (1 batches' worth)" in text
-    assert "40% had equal rewards (mean 0.25), 20% were filtered by the curriculum, 20% failed" in text
-    assert "20% sampled no token; 0% of the rollouts were cut at max_tokens" in text
-    assert "(mean none)" in told(errors, reward=None, error_kind="judge")
+    assert "40% had equal rewards (mean 0.25), 20% were filtered by the curriculum, 20% failed, 20% s" in text
+    assert "20% sampled none within seq_len; 0% of the rollouts were cut at max_tokens" in text
+    assert "to train on: 100% failed; 0% of" in told(errors, reward=None, error_kind="judge"), (
+        "and what is not, is not told"
+    )
     assert "100% of the rollouts were cut" in told(zero, is_truncated=True)
 
 
@@ -345,6 +350,29 @@ def test_advice_is_what_more_than_half_of_the_groups_call_for(drops, advice):
         "small": DropReason.SMALL_ADVANTAGE,
     }  # fmt: skip
     assert advice in told(*(reasons[name] for name in drops))
+
+
+def test_what_left_no_room_for_an_answer_is_named():
+    silent = DropReason.NO_TOKENS
+    assert "100% sampled none within seq_len" in told(silent, silent)
+    assert "raise orchestrator.seq_len" in told(silent, silent)
+    nothing = {"num_tokens": 0, "is_truncated": True}
+    assert "100% sampled no token; 100%" in told(silent, silent, **nothing)
+    assert "raise inference.max_model_len" in told(silent, silent, **nothing)
+
+
+def test_rewards_that_differ_are_not_called_equal():
+    starvation = Starvation(1, 9, solved_reward=0.9)
+    text = starvation.observe(group(rollout(0.0), rollout(0.5)), DropReason.ZERO_ADVANTAGE)
+    assert "100% got no credit by their algorithm (mean 0.25)" in text
+    assert "algorithm_args" in text
+
+
+def test_a_model_that_did_not_answer_is_named_where_groups_have_no_credit():
+    starvation = Starvation(1, 9, solved_reward=0.9)
+    text = starvation.observe(group(rollout(0.0)), DropReason.ERRORS, "there is no model 'zzz'")
+    assert "100% failed (the last: there is no model 'zzz')" in text
+    assert text.endswith("see to that model")
 
 
 def test_half_of_the_rollouts_cut_is_not_yet_what_to_change():

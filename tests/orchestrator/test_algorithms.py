@@ -1,6 +1,7 @@
 """Algorithms: properties that hold for every one that is registered, and each formula against its NumPy twin."""
 
 import asyncio
+import inspect
 import json
 import math
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from mettle.config import plugins
 from mettle.errors import UserError
-from mettle.orchestrator.algorithms import ALGORITHMS, RunAlgorithms, check_choice, make_algorithm
+from mettle.orchestrator.algorithms import ALGORITHMS, Algorithm, RunAlgorithms, check_choice, make_algorithm
 from mettle.orchestrator.algorithms.grpo import group_advantages
 from mettle.orchestrator.credit import checked, fill_columns, has_signal, mean_advantage
 from mettle.orchestrator.samples import group_samples
@@ -591,6 +592,9 @@ def test_agents_can_be_compared_within_their_episode():
         ("distillation", {"top_k": 21}, "1 to 20, as endpoints list no more"),
         ("distillation", {"weight": 0}, "take grpo"),
         ("self_distillation", {"template": "think"}, "the teacher knows nothing more"),
+        ("reference_kl", {"weight": 0}, "take grpo"),
+        ("turn_grpo", {"turn_weight": 0, "outcome_weight": 0.0}, "are both 0, so every advantage is"),
+        ("tree", {"global_weight": 0, "local_weight": 0}, "are both 0, so every advantage is"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name, options, words):
@@ -607,8 +611,46 @@ def test_an_unknown_algorithm_names_those_there_are():
 
 
 def test_an_unknown_option_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"'grpo' does not take these options.*clip"):
+    with pytest.raises(ValueError, match=r"'grpo' takes no option 'clip'; it takes scale_by_std, length_penalty"):
         make_algorithm("grpo", {"clip": 1})
+    with pytest.raises(ValueError, match=r"'scale_by_sdt'; did you mean 'scale_by_std'\?"):
+        make_algorithm("grpo", {"scale_by_sdt": True})
+
+
+WRONG = {"bool": "maybe", "float": "much", "int | None": 2.5, "str": 3, "Sequence[str]": "solver"}
+WRONG |= {"Mapping[str, float] | None": {"output": "long"}}
+"""For each annotation of an option a value that it does not mean, some of which would pass for one in Python."""
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names())
+def test_an_option_of_another_type_is_refused_by_its_name(name):
+    for option, parameter in inspect.signature(ALGORITHMS.find(name)).parameters.items():
+        with pytest.raises(ValueError, match=rf"^algorithm_args: {option} = .* of algorithm '{name}': "):
+            make_algorithm(name, {option: WRONG[parameter.annotation]})
+        if parameter.annotation == "float":
+            with pytest.raises(ValueError, match="finite number"):
+                make_algorithm(name, {option: math.nan})
+
+
+class Own(Algorithm):
+    """Not Mettle's: one argument is annotated, one is not, one names what only a type checker knows."""
+
+    def __init__(self, scale: "float", odd: "Unknown" = None, *, plain=1):  # noqa: F821
+        self.options = (scale, odd, plain)
+
+
+def own_without_types(**options):
+    return Own(1.0, plain=options)
+
+
+def test_the_options_of_an_algorithm_of_ones_own_are_those_of_its_arguments():
+    here = f"{__name__}:Own"
+    assert make_algorithm(here, {"scale": 2, "plain": "x"}).options == (2, None, "x")
+    assert make_algorithm(f"{__name__}:own_without_types", {"any": 1}).options == (1.0, None, {"any": 1})
+    with pytest.raises(ValueError, match="wants the option 'scale', which has no default"):
+        make_algorithm(here, {})
+    with pytest.raises(ValueError, match="is no subclass of"):
+        make_algorithm("json:loads", {"s": "1"})
 
 
 def check(name, *, group_size=8, temperature=1.0, services=(), **options):

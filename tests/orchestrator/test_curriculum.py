@@ -14,7 +14,7 @@ def standard(size=5, past=(), *, shuffle=True, seed=0):
 
 
 def pool(size=5, past=(), seed=0, **options):
-    return DifficultyPool("words", size, past, CurriculumConfig(**options), seed=seed)
+    return DifficultyPool("words", size, past, CurriculumConfig(sampler="difficulty_pool", **options), seed=seed)
 
 
 def test_every_row_is_drawn_once_an_epoch_in_another_order():

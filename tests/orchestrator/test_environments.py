@@ -17,6 +17,7 @@ from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.config import OrchestratorConfig, RetryConfig
 from mettle.orchestrator.environments import EnvironmentSource, sampling_args
+from mettle.orchestrator.loop import algorithms_of
 from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.server import EndpointFile, HttpPolicyServer
 from mettle.orchestrator.services import InMemoryServices
@@ -153,6 +154,21 @@ async def test_the_advantages_of_an_environment_that_provides_them_are_those_tha
     samples = admission.samples_of(verdict.group)
     assert [set(s.advantages[s.loss_mask].tolist()) for s in samples] == [{-1.25}, {-0.25}, {0.75}, {1.75}]
     await source.close()
+
+
+def test_advantages_are_not_taken_from_an_environment_that_gives_none():
+    class Source:
+        def provides_advantages(self, env):
+            return env == "shaped"
+
+    config = OrchestratorConfig.model_validate({"envs": [{"id": "shaped"}, {"id": "words"}]})
+    assert [type(algorithms_of(config, Source()).of(env.name)).__name__ for env in config.envs] == [
+        "EnvironmentAdvantages",
+        "GRPO",
+    ]
+    asked = config.model_copy(update={"algorithm": "environment"})
+    with pytest.raises(UserError, match=r"'words' gives none .*take another algorithm, as grpo"):
+        algorithms_of(asked, Source())
 
 
 @pytest.mark.parametrize(

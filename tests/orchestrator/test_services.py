@@ -228,13 +228,30 @@ async def test_a_teacher_with_another_tokenizer_is_refused(stand_in):
         await model.check_vocabulary([5, 6], "ab cd")
 
 
-async def test_a_teacher_that_does_not_say_its_tokens_or_is_not_up_is_no_reason_to_refuse(stand_in, caplog):
+async def test_a_teacher_that_does_not_say_its_tokens_or_is_not_up_is_no_reason_to_end_a_run(stand_in, caplog):
     answers, _, model = stand_in
     answers["body"] = saying(None, -1.0)
-    await model.check_vocabulary([5, 6], "ab cd")
+    services = HttpServices({"teacher": model})
+    await services.check_vocabularies(lambda text: [5, 6])
+    assert "could not be asked" not in caplog.text
     answers |= {"status": 400, "body": {"error": {"message": "no echo here"}}}
-    await model.check_vocabulary([5, 6], "ab cd")
-    assert "could not be asked for its vocabulary" in caplog.text
+    await services.check_vocabularies(lambda text: [5, 6])
+    assert "'teacher' could not be asked for its vocabulary" in caplog.text
+
+
+async def test_before_a_run_is_made_a_teacher_must_answer_with_scores(stand_in):
+    answers, _, model = stand_in
+    services = HttpServices({"teacher": model})
+    answers["body"] = saying(None, -1.0)
+    await services.check_answers([5, 6], "ab cd")
+    answers["body"] = {"choices": [{"text": "hi", "logprobs": None}]}
+    with pytest.raises(
+        UserError, match=r"'teacher' cannot be asked: .*logprobs of a prompt.*mend orchestrator\.services"
+    ):
+        await services.check_answers([5, 6], "ab cd")
+    answers |= {"status": 404, "body": {"error": {"message": "there is no model 'big'"}}}
+    with pytest.raises(UserError, match="there is no model 'big'"):
+        await services.check_answers([5, 6], "ab cd")
 
 
 async def test_a_served_policy_has_the_vocabulary_of_its_kind(services, teacher):

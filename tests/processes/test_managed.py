@@ -51,6 +51,17 @@ def test_one_that_ends_before_it_is_ready_is_told_with_its_last_line(program):
         wait_ready(process)
 
 
+@pytest.mark.parametrize(
+    "who", ["error: ", "mettle.trainer: ", "mettle orchestrator: ", "mettle.inference: error: ", ""]
+)
+def test_what_a_program_calls_itself_is_no_part_of_what_it_says(program, who):
+    process = program(
+        f"import sys; print('{who}mettle: it is wrong' if not '{who}' else '{who}it is wrong'); sys.exit(3)"
+    )
+    assert process.wait(100.0) == 3
+    assert process.last_line() == "it is wrong"
+
+
 def test_one_that_is_never_ready_is_told_with_its_time(program):
     with pytest.raises(ServiceError, match="not ready after 0 s"):
         wait_ready(program("import time; time.sleep(60)", ready_timeout_s=0.2))

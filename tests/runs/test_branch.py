@@ -99,6 +99,7 @@ def test_branches_of_one_step_have_names_of_their_own(parent):
         (("--max_steps", "8"), 8, r"step 8 is the last of max_steps 8: give the branch more"),
         (("--seed", "9"), 8, r"seed is what the first 8 steps of run first were made with"),
         (("--model.preset", "small"), 8, r"model is what the first 8 steps"),
+        (("--trainer.optim.type", "muon"), 8, r"trainer\.optim\.type of run first is 'adamw', and a branch goes on with"),
         (("--orchestrator.batch_sise", "8"), 8, r"unknown key 'orchestrator.batch_sise'.*'batch_size'"),
     ],
 )  # fmt: skip

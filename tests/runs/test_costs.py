@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mettle.processes.beats import read_beats
 from mettle.processes.child import descendants, process_cpu_s
+from mettle.runs import costs as module
 from mettle.runs.costs import CPU_S, PEAK_BYTES, LifeCosts
 
 MIB = 2**20
@@ -58,3 +61,15 @@ def test_what_is_gone_has_no_descendants():
     popen = subprocess.Popen([sys.executable, "-c", ""])
     popen.wait(timeout=60)
     assert descendants(popen.pid) == []
+
+
+def test_memory_is_looked_at_often_at_first_and_seldom_later(monkeypatch):
+    now, looks = [0.0], []
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "process_memory_bytes", lambda pid: looks.append(now[0]) or 0)
+    costs = LifeCosts(1)
+    for tenth in range(400):
+        now[0] = tenth / 10
+        costs.measure([], [])
+    assert [look for look in looks if look < 12] == pytest.approx([0, 0.5, 1, 2, 4, 8], abs=0.11)
+    assert {round(later - earlier, 1) for earlier, later in itertools.pairwise(looks[5:])} == {5.0}

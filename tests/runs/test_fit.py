@@ -1,6 +1,8 @@
 """A model that cannot fit is refused by the headers of its files."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -90,3 +92,57 @@ def test_a_teacher_has_the_policy_s_tokens_or_is_refused(tmp_path):
         RunConfig.model_validate(
             {"orchestrator": {**wants, "algorithm": "grpo"}, "trainer": {"distillation": {"teacher": tmp_path}}}
         )
+
+
+@pytest.fixture
+def served():
+    """A teacher's address: to it each id is a letter of the text, unless it is told that they are others."""
+    said = {"text": fit.PROBE}
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            scored = {"tokens": list(said["text"]), "token_logprobs": [None] + [-1.0] * (len(asked["prompt"]) - 1)}
+            body = json.dumps({"choices": [{"logprobs": scored}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", said
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_teacher_that_is_asked_must_answer_and_have_the_policy_s_tokens(served, monkeypatch):
+    url, said = served
+
+    def check(**service):
+        wants = {"envs": [{"id": "reverse-text"}], "algorithm": "reference_kl"}
+        wants["services"] = {"reference": {"base_url": url, "model": "big", **service}}
+        fit.check_services(RunConfig.model_validate({"orchestrator": wants}))
+
+    check()
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(UserError, match=r"services\.reference\.api_key_var names NO_SUCH_KEY, which .* does not set"):
+        check(api_key_var="NO_SUCH_KEY")
+    monkeypatch.setenv("NO_SUCH_KEY", "k")
+    check(api_key_var="NO_SUCH_KEY")
+    said["text"] = "other words"
+    with pytest.raises(UserError, match="has another tokenizer than the policy"):
+        check()
+    with pytest.raises(UserError, match=r"'reference' cannot be asked: .*; start it first, or mend orchestrator"):
+        check(base_url="http://127.0.0.1:9/v1")
+
+
+async def test_a_teacher_is_asked_where_a_loop_runs_already(served):
+    wants = {"envs": [{"id": "reverse-text"}], "algorithm": "reference_kl"}
+    wants["services"] = {"reference": {"base_url": served[0], "model": "big"}}
+    fit.check_services(RunConfig.model_validate({"orchestrator": wants}))

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
 from mettle.storage.files import sha256_file
-from mettle.trainer.config import LoraConfig
-from mettle.trainer.epochs import Tuning
+from mettle.trainer.config import LoraConfig, SchedulerConfig
+from mettle.trainer.epochs import Tuning, config_of
 from mettle.trainer.finetuning import fine_tune, read_examples
 from mettle.trainer.merging import write_merged
 
@@ -117,3 +117,9 @@ def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(mini_model, rows, tmp_pa
     name = "model.safetensors" if lora is None else "adapter_model.safetensors"
     assert sha256_file(again.to / name) == sha256_file(task.to / name)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.jsonl", "killed", "whole"]
+
+
+def test_a_tuning_of_one_step_has_nothing_to_decay_over(mini_model, tmp_path):
+    task = Tuning(tmp_path / "rows.jsonl", mini_model, tmp_path / "out", None, lr=1e-2, epochs=1, batch_size=8)
+    assert config_of(task, 1).scheduler == SchedulerConfig()
+    assert config_of(task, 40).scheduler.type == "linear"

@@ -174,7 +174,8 @@ def test_schedules_warm_up_and_decay_to_their_floor():
     floor=st.floats(0, 1),
 )
 def test_a_rate_is_never_above_the_peak_and_falls_after_the_warm_up(kind, warmup, decay, floor):
-    config = SchedulerConfig(type=kind, warmup_steps=warmup, decay_steps=decay, min_lr_ratio=floor)
+    falling = {} if kind == "constant" else {"decay_steps": decay, "min_lr_ratio": floor}
+    config = SchedulerConfig(type=kind, warmup_steps=warmup, **falling)
     found = rates(config)
     assert all(0 <= rate <= 2.0 for rate in found)
     after = found[max(0, warmup - 1) :]

@@ -297,6 +297,12 @@ def test_bounds_that_cross_and_bounds_of_nothing_are_refused():
         make_loss("truncated_is", {"level": "word"})
 
 
+@pytest.mark.parametrize("name", LOSSES.names())
+def test_a_loss_in_which_no_reward_counts_is_refused(name):
+    with pytest.raises(ValueError, match="adv_tau: Input should be greater than 0"):
+        make_loss(name, {"adv_tau": 0})
+
+
 def test_one_token_far_off_takes_its_whole_sequence_with_it():
     number = 6
     _, targets = random_targets(np.random.default_rng(0), number)

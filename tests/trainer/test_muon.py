@@ -1,5 +1,7 @@
 """Muon: what it computes, what it is given, and that a state of it is saved and loaded."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -90,5 +92,10 @@ def test_decay_and_rate_reach_it_and_a_step_of_zeros_moves_nothing(mini_model):
 def test_what_would_be_ignored_is_refused():
     with pytest.raises(ValidationError, match=r"momentum 0\.9 is muon's"):
         OptimConfig(momentum=0.9)
+    for wrong in ({"betas": (0.9, 1.5)}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)}):
+        with pytest.raises(ValidationError, match="at least 0 and less than 1"):
+            OptimConfig(**wrong)
+    with pytest.raises(ValidationError, match="finite number"):
+        OptimConfig(lr=math.inf)
     with pytest.raises(ValidationError, match="an adapter's factors are trained by 'adamw'"):
         TrainerConfig(optim=MUON, lora=LoraConfig())

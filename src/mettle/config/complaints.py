@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mettle.config import shape
-from mettle.config.layers import ConfigLayer
+from mettle.config.layers import DEFAULT, ConfigLayer
 from mettle.config.options import asked_fields, fields_of, spelled
 from mettle.config.overrides import dotted
 from mettle.config.positions import KeyPath
@@ -158,15 +158,23 @@ def _mentioned(path: KeyPath, message: str, layer: ConfigLayer) -> str | None:
         for name in (dotted(key[len(path) :]), str(key[-1])):
             place = re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)", message)
             if place is not None:
-                found.append((place.start(), -len(name), source))
+                found.append((place.start(), -len(name), _said(layer, key, source)))
     return min(found)[2] if found else None
+
+
+def _said(layer: ConfigLayer, path: KeyPath, source: str) -> str:
+    """Of a table that is there only because something in it was set, the source of that."""
+    if source != DEFAULT:
+        return source
+    inside = (words for key, words in layer.sources.items() if key[: len(path)] == path and words != DEFAULT)
+    return next(inside, source)
 
 
 def _place(path: KeyPath, layer: ConfigLayer, files: Sequence[str]) -> str:
     """Where to look: the source of the value, of something inside it, or the files."""
     known = layer.source_of(path)
     if known is not None:
-        return known
+        return _said(layer, path, known)
     inside = [words for key, words in layer.sources.items() if key[: len(path)] == path and path]
     return inside[0] if inside else ", ".join(files) or "config"
 

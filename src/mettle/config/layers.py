@@ -17,6 +17,8 @@ from mettle.config.positions import KeyPath, key_lines
 from mettle.errors import UserError
 
 Tree = dict[str, Any]
+DEFAULT = "default"
+"""The source of what nobody said."""
 
 
 @dataclass(slots=True)

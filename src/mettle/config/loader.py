@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from mettle.config import shape
 from mettle.config.complaints import explain
-from mettle.config.layers import ConfigLayer, Tree, merge_all, read_layer, tree_layer
+from mettle.config.layers import DEFAULT, ConfigLayer, Tree, merge_all, read_layer, tree_layer
 from mettle.config.options import Given, own_names
 from mettle.config.overrides import apply_mapping, dotted, parse_overrides
 from mettle.config.positions import KeyPath
@@ -24,7 +24,6 @@ from mettle.errors import UserError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
-DEFAULT = "default"
 DERIVED = "derived"
 """The source of a value that a rule of the config computed from other values."""
 NOTHING_GIVEN = Given()

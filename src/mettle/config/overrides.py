@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mettle.config import shape
-from mettle.config.layers import ConfigLayer, Tree, merge, read_layer, replace_sources
+from mettle.config.layers import DEFAULT, ConfigLayer, Tree, merge, read_layer, replace_sources
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 
@@ -171,7 +171,7 @@ def _enter(model: type[BaseModel], layer: ConfigLayer, holder: Any, path: KeyPat
         if annotation is not shape.MISSING and not shape.has_inside(annotation):
             raise UserError(f"{spelled}: {dotted(path)} is one value, which has nothing inside")
         holder[key] = _starting_value(model, layer, path)
-        replace_sources(layer, path, "default")
+        replace_sources(layer, path, DEFAULT)
     inner = holder[key]
     if not isinstance(inner, (dict, list)):
         raise UserError(f"{spelled}: {dotted(path)} is {inner!r}, which has nothing inside")

@@ -104,8 +104,8 @@ def card_of(summary: RunSummary, reader: RunReader) -> RunCard:
         max_steps=summary.max_steps,
         reward=summary.reward.mean if summary.reward else None,
         rewards=thin([f.reward.mean for f in reader.steps.steps if f.reward is not None], 60),
-        baseline=summary.baselines[0].mean if summary.baselines else None,
-        final=summary.finals[0].mean if summary.finals else None,
+        baseline=_mean_of_means(summary.baselines),
+        final=_mean_of_means(summary.finals),
         started_at=summary.started_at,
         duration_s=summary.duration_s,
         problem=None,
@@ -154,6 +154,12 @@ def vitals_of(reader: RunReader) -> list[Vital]:
 def evaluations_of(reader: RunReader) -> list[ShownEvaluation]:
     """Those on held-out tasks, oldest first; the warm-up's probes are on training tasks."""
     return [ShownEvaluation(**asdict(row)) for row in read_evals(reader.database) if row.kind in HELD_OUT_KINDS]
+
+
+def _mean_of_means(evals: list[ShownEvaluation]) -> float | None:
+    """Over the environments, each of which counts alike."""
+    means = [shown.mean for shown in evals if shown.mean is not None]
+    return mean_of(means) if means else None
 
 
 def baselines_of(evals: list[ShownEvaluation]) -> list[ShownEvaluation]:

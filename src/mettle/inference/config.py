@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from mettle.config.options import Option
 from mettle.inference.outside.config import OutsideConfig
+from mettle.log import checked_level
 from mettle.processes.host import usable_cores
 from mettle.records.versions import CANARY_TOLERANCES
 
@@ -173,7 +174,7 @@ class InferenceConfig(BaseModel):
     drain_s: float = Field(default=2.0, ge=0)
     """Seconds that running requests get to finish after SIGTERM."""
 
-    log_level: str = "INFO"
+    log_level: Annotated[str, AfterValidator(checked_level)] = "INFO"
     """Least severe level that is logged to standard error."""
 
     @model_validator(mode="after")

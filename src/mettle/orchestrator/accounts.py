@@ -90,7 +90,7 @@ class GroupAccounts:
         self.num_finished += 1
         self.num_settled += 1
         self._pulse.fire()
-        await self._end_if_hopeless(group, drop)
+        await self._end_if_hopeless(group, drop, verdict.failure)
 
     async def put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
         """Its task waits for another turn, and others may be opened meanwhile."""
@@ -152,13 +152,13 @@ class GroupAccounts:
             if state:
                 self._ledger.journal.set_fact(ALGORITHM_STATE, state)
 
-    async def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None) -> None:
+    async def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None, failure: str) -> None:
         if self._streak.observe(group) >= self._admission.retry.max_failed_groups:
             raise UserError(
                 f"environment {group.draw.env_id!r} failed every rollout of {self._streak.length} groups in a row; "
                 f"the first error was {self._streak.first_error}"
             )
-        warning = self._starvation.observe(group, drop)
+        warning = self._starvation.observe(group, drop, failure)
         if warning is not None:
             logger.warning("%s", warning)
             await tell(self._ledger, "no_signal", warning)

@@ -31,11 +31,15 @@ ENVIRONMENT_KINDS = frozenset({"environment", "judge"})
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
-    """`group` carries its credit. At most one of `drop` and `is_retried` is set; neither means admitted."""
+    """`group` carries its credit. At most one of `drop` and `is_retried` is set; neither means admitted.
+
+    `failure` is what a frozen model has failed with that the algorithm asked.
+    """
 
     group: GroupRecord
     drop: DropReason | None = None
     is_retried: bool = False
+    failure: str = ""
 
     @property
     def is_admitted(self) -> bool:
@@ -148,7 +152,7 @@ async def judge_group(
         credits = checked(await algorithm.credit(group, services), group)
     except RolloutError as error:
         logger.warning("group %d has no credit: %s", group.draw.draw_id, error)
-        return _failed(group, {error.kind}, retry, num_failures)
+        return replace(_failed(group, {error.kind}, retry, num_failures), failure=str(error))
     except MettleError:
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mettle.errors import UserError
+from mettle.orchestrator.credit import are_equal
 from mettle.records.tasks import DropReason, GroupRecord
 from mettle.records.tokens import Sample
 from mettle.records.versions import staleness
@@ -108,13 +109,17 @@ class Starvation:
         self._reasons: Counter[DropReason] = Counter()
         self._num_rollouts = 0
         self._num_truncated = 0
+        self._num_equal = 0
+        self._num_cut_off = 0
         self._rewards_sum = 0.0
         self._num_rewards = 0
+        self._failure = ""
 
-    def observe(self, group: GroupRecord, drop: DropReason | None) -> str | None:
-        """Take a finished group into account. Returns a warning the first time a batch's worth came to nothing.
+    def observe(self, group: GroupRecord, drop: DropReason | None, failure: str = "") -> str | None:
+        """Take a finished group into account; `failure` is what kept its algorithm from crediting it.
 
-        At the limit `is_solved` says that the tasks are, as far as their rewards tell.
+        Returns a warning the first time a batch's worth came to nothing. At the limit `is_solved` says that the tasks
+        are, as far as their rewards tell.
         Raises: UserError at the limit when they are not.
         """
         if drop is None:
@@ -124,6 +129,11 @@ class Starvation:
         self._reasons[drop] += 1
         self._num_rollouts += len(group.rollouts)
         self._num_truncated += sum(r.is_truncated for r in group.rollouts)
+        if drop is DropReason.ZERO_ADVANTAGE:
+            self._num_equal += are_equal(group.rewards)
+        if drop is DropReason.NO_TOKENS:
+            self._num_cut_off += any(r.num_completion_tokens for r in group.rollouts)
+        self._failure = failure or self._failure
         self._rewards_sum += sum(group.rewards)
         self._num_rewards += len(group.rewards)
         if self._num_groups >= self._max_groups:
@@ -139,24 +149,37 @@ class Starvation:
         return self._num_rewards > 0 and self._rewards_sum >= self._solved_reward * self._num_rewards
 
     def _why(self) -> str:
-        equal = self._reasons[DropReason.ZERO_ADVANTAGE] / self._num_groups
-        errors = self._reasons[DropReason.ERRORS] / self._num_groups
-        silent = self._reasons[DropReason.NO_TOKENS] / self._num_groups
-        filtered = (self._reasons[DropReason.DIFFICULTY] + self._reasons[DropReason.SMALL_ADVANTAGE]) / self._num_groups
-        truncated = self._num_truncated / max(1, self._num_rollouts)
+        reasons, cut_off = self._reasons, self._num_cut_off
         mean = f"{self._rewards_sum / self._num_rewards:.3g}" if self._num_rewards else "none"
+        told = [
+            (self._num_equal, f"had equal rewards (mean {mean})"),
+            (reasons[DropReason.ZERO_ADVANTAGE] - self._num_equal, f"got no credit by their algorithm (mean {mean})"),
+            (self._num_filtered, "were filtered by the curriculum"),
+            (reasons[DropReason.ERRORS], "failed" + (f" (the last: {self._failure})" if self._failure else "")),
+            (reasons[DropReason.NO_TOKENS] - cut_off, "sampled no token"),
+            (cut_off, "sampled none within seq_len"),
+        ]
+        shares = [f"{number / self._num_groups:.0%} {what}" for number, what in told if number]
+        truncated = self._num_truncated / max(1, self._num_rollouts)
         return (
             f"the last {self._num_groups} groups ({self._num_groups // self._groups_per_batch} batches' worth) gave "
-            f"nothing to train on: {equal:.0%} had equal rewards (mean {mean}), {filtered:.0%} were filtered "
-            f"by the curriculum, {errors:.0%} failed, "
-            f"{silent:.0%} sampled no token; {truncated:.0%} of the rollouts were cut at max_tokens"
+            f"nothing to train on: {', '.join(shares)}; {truncated:.0%} of the rollouts were cut at max_tokens"
         )
+
+    @property
+    def _num_filtered(self) -> int:
+        return self._reasons[DropReason.DIFFICULTY] + self._reasons[DropReason.SMALL_ADVANTAGE]
 
     def _advice(self) -> str:
         if self._reasons[DropReason.ERRORS] * 2 > self._num_groups:
-            return "look at the errors of the rollouts on the run page"
+            return "see to that model" if self._failure else "look at the errors of the rollouts on the run page"
+        if self._reasons[DropReason.NO_TOKENS] * 2 > self._num_groups:
+            which = "orchestrator.seq_len" if self._num_cut_off else "inference.max_model_len"
+            return f"the prompts leave no room for an answer: raise {which}, or take shorter prompts"
         if self._num_truncated * 2 > self._num_rollouts:
             return "raise sampling.max_tokens"
-        if (self._reasons[DropReason.DIFFICULTY] + self._reasons[DropReason.SMALL_ADVANTAGE]) * 2 > self._num_groups:
+        if self._num_filtered * 2 > self._num_groups:
             return "open the curriculum's admit_above, admit_below or min_advantage"
+        if (self._reasons[DropReason.ZERO_ADVANTAGE] - self._num_equal) * 2 > self._num_groups:
+            return "look at what the algorithm asks of a rollout (algorithm_args), or take another"
         return "take tasks that the model solves sometimes, warm it up first, or raise group_size"

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mettle.errors import (
+    EnvironmentFault,
+    InfraError,
+    JudgeError,
+    OverlongError,
+    ProviderError,
+    RolloutError,
+    RolloutTimeout,
+)
 from mettle.orchestrator.algorithms import ENVIRONMENT, check_choice, make_algorithm
 from mettle.records.versions import POLICY
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class SamplingConfig(_Section):
@@ -24,8 +34,8 @@ class SamplingConfig(_Section):
     """Most tokens one model call may sample; None leaves it to the engine's context length."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus sampling. Must stay 1 in training."""
-    top_k: int = -1
-    """Keep the k likeliest tokens; -1 keeps all. Must stay -1 in training."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Keep the k likeliest tokens; -1 or 0 keeps all, as it must be in training."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Drop tokens less likely than this share of the likeliest. Must stay 0 in training."""
     seed: int | None = None
@@ -60,6 +70,15 @@ class CurriculumConfig(_Section):
     out what is exactly equal (`filter_zero_advantages`)."""
 
     @model_validator(mode="after")
+    def _is_used(self) -> CurriculumConfig:
+        for name in POOLS if self.sampler == "standard" else ():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} ({value:g}) is the difficulty_pool's: set sampler to 'difficulty_pool', or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _order(self) -> CurriculumConfig:
         if self.hard_below >= self.easy_above:
             raise ValueError(f"hard_below ({self.hard_below}) must be less than easy_above ({self.easy_above})")
@@ -69,6 +88,10 @@ class CurriculumConfig(_Section):
                 f"admit_above ({above:g}) must be less than admit_below ({below:g}), or no group is admitted"
             )
         return self
+
+
+POOLS = ("hard_below", "easy_above", "hard_weight", "easy_weight")
+"""What the sampler `difficulty_pool` alone asks."""
 
 
 class EnvConfig(_Section):
@@ -100,6 +123,10 @@ class EnvConfig(_Section):
         return self
 
 
+TRAINS_ONLY = ("ratio", "algorithm", "algorithm_args", "curriculum")
+"""What an environment that is evaluated cannot be told."""
+
+
 class TrainingEvalConfig(_Section):
     """Evaluation on held-out tasks."""
 
@@ -120,6 +147,17 @@ class TrainingEvalConfig(_Section):
     sampling: SamplingConfig | None = None
     """Sampling in evaluations; that of the training when left out."""
 
+    @field_validator("envs")
+    @classmethod
+    def _only_measure(cls, envs: list[EnvConfig]) -> list[EnvConfig]:
+        for env in envs:
+            for name in TRAINS_ONLY:
+                if getattr(env, name) != EnvConfig.model_fields[name].get_default(call_default_factory=True):
+                    raise ValueError(
+                        f"{name} of {env.name!r} is of training: an evaluation measures all alike; leave it out"
+                    )
+        return envs
+
 
 class FrozenModelConfig(_Section):
     """A frozen model that algorithms ask, such as a teacher. It must have the policy's vocabulary."""
@@ -135,6 +173,20 @@ class FrozenModelConfig(_Section):
     timeout_s: float = Field(default=120.0, gt=0.0)
     """A request that takes longer has failed."""
 
+    @field_validator("base_url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+            raise ValueError("it is no address of a server, as in http://127.0.0.1:8000/v1")
+        return url
+
+
+ERROR_KINDS = tuple(
+    error.kind
+    for error in (RolloutError, ProviderError, EnvironmentFault, InfraError, JudgeError, RolloutTimeout, OverlongError)
+)
+"""The words that a failed rollout is recorded with."""
+
 
 class RetryConfig(_Section):
     """What happens to a group whose rollouts failed."""
@@ -142,11 +194,18 @@ class RetryConfig(_Section):
     max_attempts: int = Field(default=3, ge=1)
     """How often a task is rolled out before it is dropped. Failures while the engine is down don't count."""
     retried: list[str] = Field(default_factory=lambda: ["provider", "sandbox", "timeout"])
-    """Kinds of error worth another attempt; the others drop the group at once."""
+    """Kinds of error worth another attempt; the others (environment, judge, overlong) drop the group at once."""
     backoff_s: float = Field(default=0.5, gt=0.0)
     """Wait before the second attempt; doubles with each further one, up to 30 s."""
     max_failed_groups: int = Field(default=8, ge=1)
     """End the run after this many groups in a row in which the environment or its rewards failed every rollout."""
+
+    @field_validator("retried")
+    @classmethod
+    def _are_kinds(cls, kinds: list[str]) -> list[str]:
+        if unknown := [kind for kind in kinds if kind not in ERROR_KINDS]:
+            raise ValueError(f"there is no kind of error {unknown[0]!r}; there are {', '.join(ERROR_KINDS)}")
+        return kinds
 
 
 class BudgetConfig(_Section):

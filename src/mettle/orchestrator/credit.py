@@ -27,6 +27,10 @@ from mettle.records.tokens import COLUMNS, CREDIT_COLUMNS, WIDE_COLUMNS, FloatAr
 
 IMITATING = ("ce_weights", "ref_kl_weights", "distill_weights")
 """Weights that are a signal by themselves, without an advantage."""
+COMPARED_WITH = {
+    "ref_kl_weights": "ref_logprobs", "teacher_ids": "teacher_logprobs", "teacher_logprobs": "teacher_ids"
+}  # fmt: skip
+"""Columns that say nothing without another."""
 EQUAL_WITHIN = 1e-6
 """Rewards that agree to within this are equal: float noise must not become a gradient."""
 
@@ -61,7 +65,8 @@ def label_of(rollout: RolloutRecord, key: str) -> str:
 def checked(credits: Sequence[Credit | None], group: GroupRecord) -> list[Credit | None]:
     """The same in plain numbers and float32 arrays; a rollout without a reward trains nothing, whatever was said of it.
 
-    Raises: ValueError for an unknown column, or for values that do not fit the rollouts and their turns.
+    Raises: ValueError for an unknown column, one that says nothing without another that is not there, or values that do
+    not fit the rollouts and their turns.
     """
     if len(credits) != len(group.rollouts):
         raise ValueError(f"credit for {len(credits)} rollouts, but the group has {len(group.rollouts)}")
@@ -75,6 +80,11 @@ def _checked(credit: Credit, rollout: RolloutRecord) -> Credit:
     unknown = sorted(credit.keys() - set(CREDIT_COLUMNS))
     if unknown:
         raise ValueError(f"there is no column {unknown[0]!r}; there are {', '.join(CREDIT_COLUMNS)}")
+    for name, needed in COMPARED_WITH.items():
+        if name in credit and needed not in credit:
+            raise ValueError(
+                f"{name} without {needed}: there is nothing to compare its tokens with, so none would train"
+            )
     return {name: _checked_value(name, value, rollout) for name, value in credit.items()}
 
 

@@ -12,9 +12,10 @@ import asyncio
 import logging
 import time
 
+from mettle.errors import UserError
 from mettle.orchestrator.accounts import REJECTED, GroupAccounts
 from mettle.orchestrator.admission import Admission
-from mettle.orchestrator.algorithms import RunAlgorithms
+from mettle.orchestrator.algorithms import ENVIRONMENT, RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.concurrency import Concurrency, EngineLoad
@@ -46,9 +47,18 @@ logger = logging.getLogger(__name__)
 
 
 def algorithms_of(config: OrchestratorConfig, source: TaskSource) -> RunAlgorithms:
-    """The algorithm of each environment, by name."""
+    """The algorithm of each environment, by name.
+
+    Raises: UserError where it takes advantages from an environment that gives none.
+    """
     provides = source.provides_advantages
     choices = {env.name: config.choice_for(env, provides_advantages=provides(env.name)) for env in config.envs}
+    for name, (algorithm, _) in choices.items():
+        if algorithm == ENVIRONMENT and not provides(name):
+            raise UserError(
+                f"algorithm {ENVIRONMENT!r} takes the advantages that an environment gives, and {name!r} gives none"
+                " (its provides_advantages is false): take another algorithm, as grpo"
+            )
     return RunAlgorithms(choices)
 
 

@@ -84,22 +84,21 @@ class HttpModel:
         api_key_var: str | None = None,
         max_concurrency: int = 32,
         timeout_s: float = 120.0,
+        max_retries: int = ClientConfig.max_retries,
     ) -> None:
         self._name = name
         self._model = model
         self._slots = asyncio.Semaphore(max_concurrency)
-        self._transport = transport_for(ClientConfig(base_url, api_key_var=api_key_var, timeout=timeout_s))
+        endpoint = ClientConfig(base_url, api_key_var=api_key_var, timeout=timeout_s, max_retries=max_retries)
+        self._transport = transport_for(endpoint)
 
     async def check_vocabulary(self, token_ids: Sequence[int], text: str) -> None:
         """Ask what the ids of `text` are to this model, where it says what its tokens are.
 
-        Raises: UserError when they are another text to it: its logprobs would be those of other words.
+        Raises: UserError when they are another text to it: its logprobs would be those of other words; RolloutError
+        when there is no answer.
         """
-        try:
-            answer = await self._ask(token_ids)
-        except RolloutError as error:  # it may yet come up; groups that it fails are tried again
-            logger.warning("service %r could not be asked for its vocabulary: %s", self._name, error)
-            return
+        answer = await self._ask(token_ids)
         try:
             tokens = answer["choices"][0]["logprobs"]["tokens"][: len(token_ids)]
             said = "".join(tokens)
@@ -220,8 +219,25 @@ class HttpServices:
 
     async def check_vocabularies(self, encode: Callable[[str], Sequence[int]]) -> None:
         """Raises: UserError for a model to which the policy's token ids are other words; `encode` is the policy's."""
-        for model in self._models.values():
-            await model.check_vocabulary(encode(PROBE), PROBE)
+        for name, model in self._models.items():
+            try:
+                await model.check_vocabulary(encode(PROBE), PROBE)
+            except RolloutError as error:  # it may yet come up again; groups that it fails are tried again
+                logger.warning("service %r could not be asked for its vocabulary: %s", name, error)
+
+    async def check_answers(self, token_ids: Sequence[int], text: str) -> None:
+        """Ask each model to score the ids of `text`, before a run is made that would wait for it.
+
+        Raises: UserError for a model that does not answer, that scores nothing, or to which they are another text.
+        """
+        for name, model in self._models.items():
+            try:
+                await model.logprobs(np.array(token_ids, np.int32))
+                await model.check_vocabulary(token_ids, text)
+            except RolloutError as error:
+                raise UserError(
+                    f"service {name!r} cannot be asked: {error}; start it first, or mend orchestrator.services.{name}"
+                ) from error
 
     async def close(self) -> None:
         """Close every connection."""

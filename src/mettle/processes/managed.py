@@ -6,6 +6,7 @@ that runs, because a stale one is removed before each start.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ from mettle.processes.ready_file import ReadyFile
 
 ENVIRONMENT = {**THREAD_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
 """Of every process that is managed, and of what it is forked from."""
+WHO_SAYS = re.compile(r"^((error|mettle([. ]\w+)*): )+")
+"""Ahead of what a program says that ends: the program may have been started by another, as ranks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,7 @@ class ManagedProcess:
 
     def last_line(self) -> str:
         """The last thing the process printed: the one line that says why it ended."""
-        line = last_line(self._output)
-        for prefix in ("error: ", f"{self.spec.module}: ", f"{self.spec.module.replace('.', ' ')}: "):
-            line = line.removeprefix(prefix)
-        return line
+        return WHO_SAYS.sub("", last_line(self._output))
 
     def memory_bytes(self) -> int:
         """Proportional set size of the process (its share of what it shares); 0 when it is gone."""

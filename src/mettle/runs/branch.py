@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mettle.config import load_config
-from mettle.config.loader import DEFAULT, DERIVED
+from mettle.config.layers import DEFAULT
+from mettle.config.loader import DERIVED
 from mettle.errors import UserError
 from mettle.orchestrator.accounts import ALGORITHM_STATE
 from mettle.runs.config import RunConfig
@@ -36,6 +37,8 @@ from mettle.storage.trained_logprobs import logprobs_path
 
 FIXED = ("seed", "model", "warm_up", "orchestrator.envs")
 """What the first steps were made with: the policy's shape, the order of the tasks and where they come from."""
+OPTIMISER = "trainer.optim.type"
+"""What a checkpoint's moments are of; before the first step there are none."""
 ALGORITHM = "orchestrator.algorithm"
 
 
@@ -128,6 +131,11 @@ def _check(parent: RunDir, step: int, before: RunConfig, after: RunConfig) -> No
                 f" for another, start a new run from the weights: `mettle rl export {parent.name} DIR`, then"
                 " `--model.path DIR`"
             )
+    if step > 0 and (old := _value(before, OPTIMISER)) != _value(after, OPTIMISER):
+        raise UserError(
+            f"{OPTIMISER} of run {parent.name} is {old!r}, and a branch goes on with its moments: leave it, branch from"
+            " --step 0, or start a new run from the weights (`mettle rl export`)"
+        )
     if step == 0 and not (parent.model / "config.json").exists():
         raise UserError(f"run {parent.name} has not made its initial policy yet")
 

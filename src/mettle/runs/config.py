@@ -19,7 +19,8 @@ from mettle.records.versions import CANARY_TOLERANCES
 from mettle.runs.hosted import fan_out
 from mettle.runs.ports import LOOPBACK
 from mettle.runs.tracking import TrackingConfig
-from mettle.trainer.config import LoraConfig, SftConfig, TrainerConfig
+from mettle.trainer.config import DistillationConfig, LoraConfig, SftConfig, TrainerConfig
+from mettle.trainer.losses.dro import DroLoss
 from mettle.trainer.presets import PRESETS
 
 ON_NODES = ("num_worker_places", "worker_variables", "num_sandbox_services", "sandbox_config")
@@ -50,6 +51,11 @@ class ModelConfig(BaseModel):
                 f"path {str(self.path)!r} holds no model: it has no config.json; name a directory in the Hugging Face"
                 " layout, or leave it out and a small policy is made"
             )
+        if self.path is not None and self.preset != type(self).model_fields["preset"].default:
+            raise ValueError(
+                f"preset {self.preset!r} is made from nothing, and path {str(self.path)!r} is there already: name one"
+                " of the two"
+            )
         if self.path is None and self.preset not in PRESETS:
             raise ValueError(f"there is no preset {self.preset!r}; there are {', '.join(sorted(PRESETS))}")
         return self
@@ -66,6 +72,14 @@ class WarmUpConfig(BaseModel):
     """Chats to imitate, one a line, as `mettle data generate` writes them; None plays the environment's own."""
     sft: SftConfig = SftConfig()
     """The recipe."""
+
+    @model_validator(mode="after")
+    def _is_asked_for(self) -> WarmUpConfig:
+        said = self.model_fields_set
+        is_set_up = "demonstrations" in said or ("sft" in said and bool(self.sft.model_fields_set - {"seed"}))
+        if is_set_up and "enabled" not in said:
+            raise ValueError("demonstrations and sft are of a warm-up, which nobody has asked for: say enabled = true")
+        return self
 
 
 class RayConfig(BaseModel):
@@ -208,6 +222,12 @@ class RunConfig(BaseModel):
                 "an algorithm wants a teacher's whole distribution, and the trainer has no teacher: name a model folder"
                 " in trainer.distillation.teacher, or give the algorithm a top_k and a service to ask"
             )
+        divergence = self.trainer.distillation.divergence
+        if divergence != DistillationConfig().divergence and not any(self.orchestrator.kinds_of_teaching):
+            raise ValueError(
+                f"trainer.distillation.divergence {divergence!r} is for nothing: no environment's algorithm fits the"
+                " policy to a teacher's distribution; take 'distillation', or leave it out"
+            )
         if self.trainer.distillation.teacher is not None and not is_wanted:
             raise ValueError(
                 "trainer.distillation.teacher is held for nothing: no environment's algorithm wants a teacher's whole"
@@ -234,6 +254,8 @@ class RunConfig(BaseModel):
     def _places_are_the_runs(self) -> RunConfig:
         if self.orchestrator.worker_places:
             raise ValueError("orchestrator.worker_places is the run's own; say deployment.ray.num_worker_places")
+        if self.orchestrator.share is not None and self.deployment.share is None:
+            raise ValueError("orchestrator.share is the run's own; say deployment.share")
         return self
 
     @model_validator(mode="after")
@@ -282,6 +304,22 @@ class RunConfig(BaseModel):
                 f"deployment.ray.num_worker_places {places} is more than the {wanted} workers that the environments"
                 " have (orchestrator.env_workers, or `workers` of an environment): some would stand empty"
             )
+
+    @model_validator(mode="after")
+    def _allows_for_lag(self) -> RunConfig:
+        staleness, loss = self.orchestrator.max_staleness, self.trainer.loss.build()
+        if staleness and loss.ratio == "none":
+            raise ValueError(
+                f"trainer.loss.ratio 'none' takes every token as sampled from the policy of its step, and"
+                f" orchestrator.max_staleness {staleness} lets older ones in: set max_lag and max_staleness to 0, or"
+                " ratio to 'token'"
+            )
+        if staleness and isinstance(loss, DroLoss) and not loss.kl_tau:
+            raise ValueError(
+                f"trainer.loss.kl_tau 0: nothing but this penalty holds dro near the sampler, and"
+                f" orchestrator.max_staleness is {staleness}: set max_lag and max_staleness to 0, or leave kl_tau out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:

@@ -22,6 +22,9 @@ LIFE, WALL_S, CPU_S, PEAK_BYTES = "life", "wall_s", "cpu_s", "peak_memory_bytes"
 DEATHS = "supervisor_deaths"
 SETTLED = "lives_settled"
 MEMORY_EVERY_S = 5.0
+MEMORY_AT_FIRST_S = 0.5
+"""The first looks come as often as this and then after as long as the run has lasted, or a run of seconds would be told
+by what its processes took before they had imported anything."""
 MEMORY_SHARE = 100.0
 """The kernel walks every page of a process to say this: milliseconds each, a fifth of a second for one of several GB,
 and seconds on a host that is overloaded. So there are so many times as long between two looks as one takes."""
@@ -59,7 +62,8 @@ class LifeCosts:
             started = time.monotonic()
             memory = process_memory_bytes(os.getpid()) + sum(map(process_memory_bytes, {*pids, *others}))
             self._peak_bytes = max(self._peak_bytes, memory)
-            self._next_memory = now + max(MEMORY_EVERY_S, MEMORY_SHARE * (time.monotonic() - started))
+            pause_s = min(MEMORY_EVERY_S, max(MEMORY_AT_FIRST_S, now - self._started))
+            self._next_memory = now + max(pause_s, MEMORY_SHARE * (time.monotonic() - started))
 
     def ended(self, pid: int, *, is_killed: bool) -> None:
         """A child is gone. One that was killed has waited for none of its own, whose time would be lost with it."""

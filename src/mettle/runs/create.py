@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mettle.config import Loaded
 from mettle.envs import load_environment
+from mettle.envs.packages.arguments import check_arguments
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.cluster.launcher import check_room
@@ -17,7 +18,7 @@ from mettle.runs.cluster.placement import REPLICA, replica_name, worker_place_na
 from mettle.runs.cluster.sandboxes import service_settings, write_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
-from mettle.runs.fit import check_fit, check_teacher
+from mettle.runs.fit import check_fit, check_services, check_teacher
 from mettle.runs.ports import LOOPBACK, is_port_free
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
@@ -73,6 +74,7 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
     _check_environments(config)
     check_fit(config)
     check_teacher(config)
+    check_services(config)
     config.tracking.check()
     _check_port(config)
     _check_place(path)
@@ -97,9 +99,10 @@ def read_run_config(run_dir: RunDir) -> RunConfig:
 
 
 def _check_environments(config: RunConfig) -> None:
-    """A name that nothing answers to is told before anything is made. None of their code is run for that."""
+    """A name that nothing answers to, and an argument that it does not take, are told before anything is made. None of
+    their code is run for that."""
     for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs):
-        resolve_environment(spec.id)
+        check_arguments(spec.id, resolve_environment(spec.id), spec.args)
 
 
 def _check_port(config: RunConfig) -> None:

@@ -1,15 +1,20 @@
-"""Does a model fit this machine, and a teacher the policy? Told from the headers of weights and from tokenizers, before
-any weight is read."""
+"""Does a model fit this machine, and a teacher the policy? Told from the headers of weights, from tokenizers, and by
+teachers that are served, before any weight is read."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
+from mettle.orchestrator.config import FrozenModelConfig
+from mettle.orchestrator.services import PROBE, HttpModel, HttpServices
 from mettle.processes.host import free_memory_bytes
+from mettle.processes.loop_thread import LoopThread
 from mettle.runs.config import RunConfig
 from mettle.runs.preflight import GIB
 
@@ -53,8 +58,8 @@ def _weights_of(folder: Path | None) -> tuple[int, int]:
     return sum(file.stat().st_size for file in files), sum(map(_float32_bytes, files))
 
 
-PROBE = "Seven red foxes, 42 grey geese: who was first?"
-"""Plain letters: a policy made from nothing has a token for each of its bytes."""
+PATIENCE_S = 60.0
+"""How long a teacher may take for its first answer; it is still loading, or busy with others, if it takes longer."""
 
 
 def check_teacher(config: RunConfig) -> None:
@@ -64,14 +69,49 @@ def check_teacher(config: RunConfig) -> None:
         return
     if not (folder / "config.json").exists():
         raise UserError(f"trainer.distillation.teacher {str(folder)!r} holds no model: it has no config.json")
-    made_here = list(PROBE.encode())
-    wanted = made_here if config.model.path is None else Renderer.from_directory(config.model.path).encode(PROBE)
+    wanted = _policy_ids(config)
     found = Renderer.from_directory(folder).encode(PROBE)
     if found != wanted:
         raise UserError(
             f"the teacher in {folder} has another tokenizer than the policy ({PROBE!r} is {len(found)} tokens to it and"
             f" {len(wanted)} to the policy): take a teacher with the policy's vocabulary"
         )
+
+
+def check_services(config: RunConfig) -> None:
+    """Raises: UserError when a model that algorithms ask has no key here, does not answer, or has other tokens."""
+    services = config.orchestrator.services
+    for name, service in services.items():
+        if service.api_key_var is not None and service.api_key_var not in os.environ:
+            raise UserError(
+                f"orchestrator.services.{name}.api_key_var names {service.api_key_var}, which this environment does not"
+                " set; set it, or leave it out"
+            )
+    if services:
+        thread = LoopThread("services")  # who makes the run may have a loop of their own that runs
+        try:
+            thread.submit(_ask_all(services, _policy_ids(config))).result()
+        finally:
+            thread.close()
+
+
+async def _ask_all(services: Mapping[str, FrozenModelConfig], token_ids: Sequence[int]) -> None:
+    asked = HttpServices(
+        {
+            name: HttpModel(name, **{**made.model_dump(), "timeout_s": min(made.timeout_s, PATIENCE_S)}, max_retries=1)
+            for name, made in services.items()
+        }
+    )
+    try:
+        await asked.check_answers(token_ids, PROBE)
+    finally:
+        await asked.close()
+
+
+def _policy_ids(config: RunConfig) -> list[int]:
+    """The policy's tokens of the probe."""
+    made_here = list(PROBE.encode())
+    return made_here if config.model.path is None else Renderer.from_directory(config.model.path).encode(PROBE)
 
 
 def _float32_bytes(file: Path) -> int:

@@ -30,8 +30,8 @@ SHARED_DEFAULTS: dict[str, Any] = {"max_steps": 100, "seed": 0}
 """Shared fields that every component needs, and what they are when nobody says."""
 
 REFUSED = {
-    "buffer": "[[orchestrator.envs]] curriculum chooses tasks here",
-    "oversampling_factor": "orchestrator.admit_above and admit_below replace groups without a signal here",
+    "buffer": "[orchestrator.curriculum] chooses tasks and filters groups here",
+    "oversampling_factor": "groups without a signal are replaced here, as far as orchestrator.max_backfill goes",
     "trajectory_strategy": "what a rollout has branched into is found by token identity here",
 }
 """Hosted fields that would change the result and have no counterpart; what there is in their place."""

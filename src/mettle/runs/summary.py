@@ -22,21 +22,19 @@ def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
     """The figures of a run; what has not happened yet is None."""
     journal = ledger.journal
     evals = read_evals(ledger.database)
-    baseline, final = _eval_of(evals, "baseline"), _eval_of(evals, "final")
+    before, after = newest_by_env(evals, "baseline"), newest_by_env(evals, "final")
     batches = ledger.batches()
     canaries = [v for _, v in journal.metric("canary/mean_abs_diff")]
     newest = ledger.newest_version()
-    gain = None
-    if baseline and final and baseline["mean"] is not None and final["mean"] is not None:
-        gain = final["mean"] - baseline["mean"]
+    gains = _gains(before, after)
     return {
         "run": run_dir.name,
         "run_dir": str(run_dir),
         "state": journal.fact("state"),
         "steps": newest.weights.version if newest else 0,
-        "baseline": baseline,
-        "final": final,
-        "gain": gain,
+        "baseline": _evaluated(before),
+        "final": _evaluated(after),
+        "gain": mean_of(list(gains.values())) if gains else None,
         "train_reward": [round(v, 4) for _, v in journal.metric("reward/mean")],
         "inference_tokens_per_s": _median(journal.metric("throughput/inference_tokens_per_s")),
         "trainer_tokens_per_s": _median(journal.metric("throughput/trainer_tokens_per_s")),
@@ -54,12 +52,14 @@ def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
 
 def summary_lines(summary: dict[str, Any], ledger: Ledger) -> list[str]:
     """The summary in a dozen lines."""
-    lines = []
-    for name in ("baseline", "final"):
-        row = _row_of(read_evals(ledger.database), name)
-        lines.append(f"{name:<10} {describe_eval(row) if row else 'not evaluated'}")
-    if summary["gain"] is not None:
-        lines.append(f"{'gain':<10} {summary['gain']:+.3f}   {sparkline(summary['train_reward'], 40)}")
+    lines, evals = [], read_evals(ledger.database)
+    kinds = {kind: newest_by_env(evals, kind) for kind in ("baseline", "final")}
+    for kind, rows in kinds.items():
+        told = [(f"{env}: " if len(rows) > 1 else "") + describe_eval(row) for env, row in rows.items()]
+        lines += [f"{'' if number else kind:<10} {text}" for number, text in enumerate(told or ["not evaluated"])]
+    if gains := _gains(kinds["baseline"], kinds["final"]):
+        told = [(f"{env} " if len(gains) > 1 else "") + f"{gain:+.3f}" for env, gain in gains.items()]
+        lines.append(f"{'gain':<10} {', '.join(told)}   {sparkline(summary['train_reward'], 40)}")
     lines += _figure_lines(summary)
     return lines
 
@@ -93,14 +93,38 @@ def _figure_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _row_of(rows: list[EvalRow], kind: str) -> EvalRow | None:
-    return next((row for row in reversed(rows) if row.kind == kind and row.is_finished), None)
+def newest_by_env(rows: list[EvalRow], kind: str) -> dict[str, EvalRow]:
+    """The newest finished evaluation of a kind of each environment, in the order in which they were first evaluated."""
+    return {row.env_id: row for row in rows if row.kind == kind and row.is_finished}
 
 
-def _eval_of(rows: list[EvalRow], kind: str) -> dict[str, Any] | None:
-    row = _row_of(rows, kind)
-    if row is None:
-        return None
+def _gains(before: dict[str, EvalRow], after: dict[str, EvalRow]) -> dict[str, float]:
+    """How much each environment's mean reward has risen, where both are known."""
+    found = {}
+    for env, row in after.items():
+        old = before[env].mean if env in before else None
+        if old is not None and row.mean is not None:
+            found[env] = row.mean - old
+    return found
+
+
+def _evaluated(rows: dict[str, EvalRow]) -> dict[str, Any] | None:
+    """An evaluation; of several environments the mean of their means, which has no interval, and each by name."""
+    if len(rows) <= 1:
+        return next(map(_eval_of, rows.values()), None)
+    means = [row.mean for row in rows.values() if row.mean is not None]
+    return {
+        "mean": mean_of(means) if means else None,
+        "ci": [None, None],
+        "num_tasks": sum(row.num_tasks for row in rows.values()),
+        "num_errors": sum(row.num_errors for row in rows.values()),
+        "version": max(row.version_max for row in rows.values()),
+        "metrics": {},
+        "envs": {env: _eval_of(row) for env, row in rows.items()},
+    }
+
+
+def _eval_of(row: EvalRow) -> dict[str, Any]:
     return {
         "mean": row.mean,
         "ci": [row.ci_low, row.ci_high],

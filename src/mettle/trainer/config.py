@@ -35,18 +35,25 @@ class OptimConfig(BaseModel):
 
     type: Literal["adamw", "muon"] = "adamw"
     """adamw; or muon for the matrices inside the layers and adamw for the rest, at one learning rate."""
-    lr: float = Field(default=1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     """Peak learning rate. 1e-6 suits billions of parameters, 1e-3 the tiny preset."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and the second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Decoupled weight decay, a fraction of lr a step."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient is scaled down to this norm; a step with a non-finite norm is skipped and counted."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """Muon's; adamw has betas."""
+
+    @field_validator("betas")
+    @classmethod
+    def _decay(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("each of the two is at least 0 and less than 1, as in [0.9, 0.999]")
+        return betas
 
     @model_validator(mode="after")
     def _is_used(self) -> OptimConfig:
@@ -68,6 +75,16 @@ class SchedulerConfig(BaseModel):
     """Length of the decay at the end of the run; None decays from the end of the warm-up."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Where the decay ends, as a share of the peak."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> SchedulerConfig:
+        for name in ("decay_steps", "min_lr_ratio") if self.type == "constant" else ():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} {value} is of a decay, and type is 'constant': set it to 'linear' or 'cosine', or leave"
+                    f" {name} out"
+                )
+        return self
 
 
 class PluginLoss(BaseModel):
@@ -216,6 +233,14 @@ class DistillationConfig(BaseModel):
     teacher: Path | None = None
     """Folder of a frozen model with the policy's tokenizer, in the Hugging Face layout, that the trainer holds beside
     the policy; for algorithms that list no tokens themselves."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> DistillationConfig:
+        if self.divergence != "jsd" and self.jsd_weight != DistillationConfig.model_fields["jsd_weight"].default:
+            raise ValueError(
+                f"jsd_weight {self.jsd_weight} is of divergence 'jsd', and this is {self.divergence!r}: leave it out"
+            )
+        return self
 
     @field_validator("teacher")
     @classmethod

@@ -125,7 +125,8 @@ def asked_of(task: Tuning) -> dict[str, Any]:
 def config_of(task: Tuning, num_steps: int) -> TrainerConfig:
     """The trainer of so many steps."""
     warm_up = min(num_steps - 1, math.ceil(num_steps * WARM_UP_SHARE))
-    kind = "linear" if num_steps > warm_up and num_steps > 1 else "constant"
+    falls = num_steps > warm_up and num_steps > 1
+    falling = {"type": "linear", "min_lr_ratio": 0.1} if falls else {"type": "constant"}
     return TrainerConfig.model_validate(
         {
             "max_steps": num_steps,
@@ -134,7 +135,7 @@ def config_of(task: Tuning, num_steps: int) -> TrainerConfig:
             "dtype": task.dtype,
             "activation_checkpointing": task.is_checkpointing,
             "optim": OptimConfig(lr=task.lr, betas=(0.9, 0.98), weight_decay=0.0),
-            "scheduler": {"type": kind, "warmup_steps": warm_up, "min_lr_ratio": 0.1},
+            "scheduler": {"warmup_steps": warm_up, **falling},
             "micro_batch": MicroBatchConfig(activation_gib=2.0),
         }
     )

@@ -97,6 +97,18 @@ def test_a_missing_environment_of_an_evaluation_is_told_as_early(config, refused
     assert "did you mean 'reverse-text'?" in refused()
 
 
+def test_an_argument_that_an_environment_does_not_take_is_told_before_anything_is_made(config, refused):
+    line = refused("--orchestrator.envs.0.args.num_trian", 3)
+    assert "ascii-share takes no argument 'num_trian'" in line
+    config.write_text(CONFIG + '\n[[orchestrator.eval.envs]]\nid = "reverse-text"\nargs = { num_evil = 3 }\n')
+    assert "did you mean 'num_eval'?" in refused()
+
+
+def test_a_teacher_that_does_not_answer_is_told_before_anything_is_made(config, refused):
+    config.write_text(CONFIG + '\n[orchestrator.services.reference]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
+    assert "service 'reference' cannot be asked" in refused("--orchestrator.algorithm", "reference_kl")
+
+
 def test_no_steps_are_no_run(refused, complain):
     assert "max_steps = 0" in refused("--max-steps", 0)
     assert refused("--max-steps", 0).startswith("error: --max-steps: ")

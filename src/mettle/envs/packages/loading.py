@@ -20,6 +20,7 @@ from mettle.envs.errors import EnvironmentLoadError, described_fault
 from mettle.envs.legacy.adaptation import adapt_functions
 from mettle.envs.legacy.aliases import install_verifiers_alias
 from mettle.envs.legacy.prime_sandboxes import install_prime_sandboxes_alias
+from mettle.envs.packages.arguments import unknown_argument
 from mettle.envs.packages.registry import EnvironmentEntry, find_environment
 from mettle.errors import MettleError, UserError
 from mettle.extras import extra_of, install_line
@@ -147,4 +148,4 @@ def _check_arguments(env_id: str, loader: Any, env_args: dict[str, Any]) -> None
         return
     unknown = sorted(set(env_args) - set(parameters))
     if unknown:
-        raise UserError(f"{env_id} takes no argument {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}")
+        raise UserError(unknown_argument(env_id, unknown[0], list(parameters)))

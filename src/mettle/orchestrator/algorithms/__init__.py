@@ -13,7 +13,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from mettle.config.plugins import Plugins
+from mettle.config.plugins import Plugins, check_options
 from mettle.records.tasks import Credit, GroupRecord
 from mettle.records.versions import POLICY
 
@@ -78,12 +78,15 @@ class Algorithm:
 
 
 def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
-    """The algorithm called `name`. Raises: ValueError for an unknown name or option."""
+    """The algorithm called `name`. Raises: ValueError for an unknown name or option, or a value that is none for it."""
     factory = ALGORITHMS.find(name)
+    if not callable(factory) or (isinstance(factory, type) and not issubclass(factory, Algorithm)):
+        raise ValueError(f"algorithm {name!r} is no subclass of mettle.orchestrator.algorithms.Algorithm")
     try:
+        check_options(f"algorithm {name!r}", factory, options)
         made = factory(**options)
-    except TypeError as error:
-        raise ValueError(f"algorithm {name!r} does not take these options: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"algorithm_args: {error}") from error
     if not isinstance(made, Algorithm):
         raise ValueError(f"algorithm {name!r} is no subclass of mettle.orchestrator.algorithms.Algorithm")
     return made

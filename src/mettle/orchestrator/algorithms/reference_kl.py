@@ -25,6 +25,8 @@ class ReferenceKL(Algorithm):
     """Pulls the policy towards the model called `reference` among the run's services."""
 
     def __init__(self, *, reference: str = "reference", weight: float = 1.0, reward_weight: float = 0.0) -> None:
+        if weight <= 0:
+            raise ValueError(f"weight must be above 0, not {weight}: without it, take grpo")
         self.needs = (reference,)
         self._weight = weight
         self._reward_weight = reward_weight

@@ -32,6 +32,8 @@ class TreeCredit(Algorithm):
     min_group_size = 2
 
     def __init__(self, *, global_weight: float = 1.0, local_weight: float = 1.0) -> None:
+        if not global_weight and not local_weight:
+            raise ValueError("global_weight and local_weight are both 0, so every advantage is: raise one of them")
         self._global_weight, self._local_weight = global_weight, local_weight
 
     async def credit(self, group: GroupRecord, services: Services) -> list[Credit | None]:

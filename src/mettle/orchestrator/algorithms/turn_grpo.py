@@ -26,6 +26,8 @@ class TurnGRPO(Algorithm):
     min_group_size = 2
 
     def __init__(self, *, turn_weight: float = 1.0, outcome_weight: float = 1.0, scale_by_std: bool = False) -> None:
+        if not turn_weight and not outcome_weight:
+            raise ValueError("turn_weight and outcome_weight are both 0, so every advantage is: raise one of them")
         self._turn_weight, self._outcome_weight = turn_weight, outcome_weight
         self._scale_by_std = scale_by_std
 

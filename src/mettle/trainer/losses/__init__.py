@@ -89,19 +89,19 @@ class PolicyLoss(BaseModel):
 
     ratio: Literal["token", "none"] = "token"
     """token: importance ratios against the sampler's logprobs; none: all are 1 (right only without lag)."""
-    adv_tau: float = Field(default=1.0, ge=0)
-    """Weight of the advantage term."""
+    adv_tau: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Weight of the advantage term, without which no reward counts."""
     kl: Literal["squared", "k3"] = "squared"
     """The penalty for leaving the sampler: squared is k^2; k3 is exp(k) - k - 1, whose mean is the KL divergence of the
     policy from the sampler (never negative, and of less variance than -k)."""
-    kl_tau: float = Field(default=1e-3, ge=0)
+    kl_tau: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
     """Weight of that penalty. The tiny recipe uses 0."""
-    entropy_tau: float = Field(default=0.0, ge=0)
+    entropy_tau: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Weight of the entropy of a trained token's distribution: keeps alternatives alive that noise would close. It
     fades with the learning rate; at half the peak rate it is half of this."""
     mask_low: float = Field(default=0.2, gt=0)
     """ref_kl and default: drop a token whose probability fell by more than this (where its advantage is not > 0)."""
-    ref_kl_tau: float = Field(default=1e-3, ge=0)
+    ref_kl_tau: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
     """Weight of the same penalty inside the ref_kl component."""
     log_ratio_clamp: float = Field(default=20.0, gt=0, le=80)
     """Log-ratios beyond this are cut (their gradient is 0) and counted, so that exp() stays finite."""

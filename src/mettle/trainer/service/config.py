@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from mettle.log import checked_level
 
 NEEDED: Final = ("protobuf", "zstandard", "torch", "starlette", "uvicorn")
 
@@ -88,7 +90,7 @@ class TrainServeConfig(ServiceLimits):
     """File of keys, a line each: `tml-...` and a name. Needed where others reach the service. Without it every key that
     begins with `tml-` is a tenant of its own."""
 
-    log_level: str = "INFO"
+    log_level: Annotated[str, AfterValidator(checked_level)] = "INFO"
     """Least severe level that is logged to standard error."""
 
     @property
