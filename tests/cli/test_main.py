@@ -72,6 +72,7 @@ def test_version(capsys):
     ("arguments", "line"),
     [
         (["quikstart"], "error: no command 'quikstart'; did you mean 'mettle quickstart'?; see `mettle --help`\n"),
+        (["trainer"], "error: no command 'trainer'; that is `mettle rl start RUN trainer` here; see `mettle --help`\n"),
         (["rl", "resme"], "error: no command 'resme'; did you mean 'mettle rl resume'?; see `mettle rl --help`\n"),
         (
             ["eval", "zzz"],
@@ -84,6 +85,15 @@ def test_version(capsys):
 def test_a_slip_is_one_line_and_exit_2(arguments, line, capsys):
     assert main.run(arguments) == 2
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("command", sorted(set(main.ELSEWHERE.values())))
+def test_what_is_named_for_words_of_others_is_there(command, capsys):
+    words = [word for word in command.split()[1:] if word.islower()]
+    if words[:2] == ["rl", "start"]:
+        words = words[:2]
+    assert main.run([*words, "--help"]) == 0
+    assert "Usage: mettle" in capsys.readouterr().out
 
 
 def test_an_unknown_option_is_one_line_and_exit_2(capsys):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -17,7 +18,10 @@ class Lazy(NamedTuple):
 
 
 class NounGroup(click.Group):
-    """A group that, asked for a command it does not have, names the nearest one."""
+    """A group that, asked for a command it does not have, names the nearest one, or what that is called here."""
+
+    elsewhere: Mapping[str, str] = MappingProxyType({})
+    """What to type for names that users of other trainers know."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -25,16 +29,21 @@ class NounGroup(click.Group):
         """Find the command that `args` starts with."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            raise click.UsageError(_unknown(name, self.list_commands(ctx), ctx.command_path), ctx)
+            meant = self.elsewhere.get(name)
+            hint = f"that is `{meant}` here" if meant else _nearest(name, self.list_commands(ctx), ctx.command_path)
+            raise click.UsageError(f"no command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
 class LazyGroup(NounGroup):
     """A group whose commands are imported on first use; its help needs none of them."""
 
-    def __init__(self, *args: Any, lazy: dict[str, Lazy], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, lazy: dict[str, Lazy], elsewhere: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy
+        self.elsewhere = elsewhere or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are listed."""
@@ -55,10 +64,9 @@ class LazyGroup(NounGroup):
             formatter.write_dl([(name, entry.help) for name, entry in self.lazy.items()])
 
 
-def _unknown(name: str, known: Iterable[str], path: str) -> str:
+def _nearest(name: str, known: Iterable[str], path: str) -> str:
     import difflib
 
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{path} {close[0]}'?" if close else f"there are {', '.join(names)}"
-    return f"no command {name!r}; {hint}"
+    return f"did you mean '{path} {close[0]}'?" if close else f"there are {', '.join(names)}"

@@ -49,11 +49,22 @@ NOUNS = {
     "config": Lazy("mettle.cli.config:config", "Show what a config resolves to, and why; choose between Hubs."),
     "doctor": Lazy("mettle.cli.doctor:doctor", "Check that this machine has what Mettle needs."),
 }
+ELSEWHERE = {
+    "trainer": "mettle rl start RUN trainer",
+    "orchestrator": "mettle rl start RUN orchestrator",
+    "serve": "mettle inference serve",
+    "chat": "mettle inference chat",
+    "plan": "mettle rl plan",
+    "simulate": "mettle rl simulate",
+    "logs": "mettle rl logs",
+}
+"""What those type who come from other trainers."""
 
 
 @click.group(
     cls=LazyGroup,
     lazy=NOUNS,
+    elsewhere=ELSEWHERE,
     name="mettle",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with `mettle quickstart`. Every command explains itself with --help.",
