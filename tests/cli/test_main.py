@@ -199,7 +199,7 @@ def test_quickstart_hands_its_options_on(monkeypatch, tmp_path):
     from mettle.runs import quickstart
 
     given = []
-    monkeypatch.setattr(quickstart, "quickstart", lambda options: given.append(options) or {"state": "stopped"})
+    monkeypatch.setattr(quickstart, "quickstart", lambda options, begun: given.append(options) or {"state": "stopped"})
     words = ["quickstart", "--seed", "3", "--steps", "5", "--dir", str(tmp_path), "--no-browser", "--hard", "--json"]
     assert main.run(words) == 130, "a person stopped it"
     assert given == [
