@@ -63,7 +63,7 @@ class GroupAccounts:
         """Attempts that have come to an end, whatever it was."""
         self.num_settled = 0
         """Groups that were trained or dropped for good."""
-        self.stats = StepStats(0.0)
+        self.stats = StepStats(0.0, admission.seq_len)
 
     @property
     def is_solved(self) -> bool:

@@ -92,7 +92,7 @@ class Admission:
         self.algorithms = algorithms
         self.retry = retry
         self._services = services
-        self._seq_len = seq_len
+        self.seq_len = seq_len
         self._filter_zero_advantages = filter_zero_advantages
 
     @classmethod
@@ -121,7 +121,7 @@ class Admission:
 
     def samples_of(self, group: GroupRecord) -> list[Sample]:
         """What of a scored group trains."""
-        return group_samples(group, seq_len=self._seq_len, keep_zero_advantages=not self._filter_zero_advantages)
+        return group_samples(group, seq_len=self.seq_len, keep_zero_advantages=not self._filter_zero_advantages)
 
 
 EVERY_GROUP = AdmissionGate()

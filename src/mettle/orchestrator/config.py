@@ -278,7 +278,8 @@ class OrchestratorConfig(_Section):
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Which task comes next, and which groups are worth training on; an environment may have its own."""
     seq_len: int = Field(default=2048, ge=2)
-    """Longest sample in tokens; longer ones are cut at the end."""
+    """Longest sample in tokens. The ends of longer ones don't train, which an event tells once, and
+    `rollouts/too_long_rate` at each step."""
     budgets: BudgetConfig = Field(default_factory=BudgetConfig)
     """How long each wait may last."""
     canary_tolerance: float = Field(1e-3, gt=0.0)

@@ -23,7 +23,7 @@ from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.dispatcher import Dispatcher, Ending
 from mettle.orchestrator.evaluation import EvalSchedule, Evaluator
 from mettle.orchestrator.groups import GroupRunner
-from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
+from mettle.orchestrator.metrics import TOO_LONG, LoopLag, StepStats, update_figures
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
 from mettle.orchestrator.rollouts import sampling_params
@@ -87,6 +87,7 @@ class Orchestrator:
         self._heart = heart or Heartbeat(name="orchestrator")
         self._waits = Waits(self._heart, self._pulse)
         self._lag = LoopLag(self._heart)
+        self._has_told_of_ends = False
         self._admission = Admission.of(config, algorithms_of(config, source), services or InMemoryServices())
         self._curriculum = make_curriculum(
             config.curriculum_of, ratios, ledger, source, shuffle=config.shuffle, seed=config.seed
@@ -279,7 +280,7 @@ class Orchestrator:
 
     async def _ship(self, step: int, groups: list[ReadyGroup], waited_s: float) -> None:
         now = asyncio.get_running_loop().time()
-        stats, self._accounts.stats = self._accounts.stats, StepStats(now)
+        stats, self._accounts.stats = self._accounts.stats, StepStats(now, self._config.seq_len)
         figures = stats.figures(now)
         started = time.perf_counter()
         batch = assemble(step, groups)
@@ -287,10 +288,23 @@ class Orchestrator:
         figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
         facts = lambda: {REJECTED: self._batcher.num_rejected}  # noqa: E731
         await ship(self._ledger, self._run_dir, batch, state=self._state(), figures=figures, facts=facts)
+        if figures[TOO_LONG] and not self._has_told_of_ends:
+            self._has_told_of_ends = True
+            await self._tell_of_ends(step, figures[TOO_LONG])
         logger.info(
             "shipped batch",
             extra={"step": step, "reward": figures.get("reward/mean"), "staleness": batch.staleness[0]},
         )
+
+    async def _tell_of_ends(self, step: int, share: float) -> None:
+        """Once: what is cut off is an answer's end, so that a policy that learns to think longer is not taught to."""
+        longest = self._config.seq_len
+        text = (
+            f"{share:.0%} of the rollouts of step {step} are longer than orchestrator.seq_len ({longest}), and their"
+            f" ends don't train: raise it, or lower inference.max_model_len; {TOO_LONG} goes on to tell"
+        )
+        logger.warning("%s", text)
+        await tell(self._ledger, "too_long", text, step=step, share=share)
 
     def _state(self) -> dict[str, object]:
         """The orchestrator's half of a checkpoint. The ledger holds the same in its rows; this is for its readers."""

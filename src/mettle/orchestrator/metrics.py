@@ -14,22 +14,25 @@ from mettle.evals.estimator import mean_of, percentile, spread
 from mettle.inference.engine.protocol import WeightUpdate
 from mettle.orchestrator.credit import EQUAL_WITHIN, are_equal
 from mettle.processes.beats import Heartbeat
-from mettle.records.tasks import DropReason, GroupRecord
+from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
 
 LAG_PROBE_S = 0.1
+TOO_LONG = "rollouts/too_long_rate"
+"""Share of rollouts whose ends don't train, because they are longer than a sample may be."""
 
 
 class StepStats:
-    """What happened since the last shipped batch."""
+    """What happened since the last shipped batch. Of a rollout at most `seq_len` tokens train."""
 
-    def __init__(self, started_at: float) -> None:
+    def __init__(self, started_at: float, seq_len: int) -> None:
         self.started_at = started_at
+        self._seq_len = seq_len
         self._rewards: list[float] = []
         self._by_env: defaultdict[str, list[float]] = defaultdict(list)
         self._parts: defaultdict[str, list[float]] = defaultdict(list)
         self._error_kinds: Counter[str] = Counter()
         self._num_rollouts = 0
-        self._num_truncated = 0
+        self._num_truncated = self._num_too_long = 0
         self._num_tokens = 0
         self._groups: Counter[str] = Counter()
         self._drops: Counter[DropReason] = Counter()
@@ -49,6 +52,7 @@ class StepStats:
         for rollout in group.rollouts:
             self._num_rollouts += 1
             self._num_truncated += rollout.is_truncated
+            self._num_too_long += longest_sequence(rollout) > self._seq_len
             self._num_tokens += rollout.num_completion_tokens
             if rollout.error_kind is not None:
                 self._error_kinds[rollout.error_kind] += 1
@@ -70,6 +74,7 @@ class StepStats:
         found = {
             "rollouts/error_rate": sum(self._error_kinds.values()) / num_rollouts,
             "rollouts/truncated_rate": self._num_truncated / num_rollouts,
+            TOO_LONG: self._num_too_long / num_rollouts,
             "rollouts/tokens_mean": self._num_tokens / num_rollouts,
             "rollouts/per_s": self._num_rollouts / elapsed,
             "groups/finished": float(self._groups["all"]),
@@ -97,6 +102,12 @@ class StepStats:
         found |= {f"reward/{name}": mean_of(values) for name, values in self._by_env.items() if values}
         found |= {f"reward_parts/{name}": mean_of(values) for name, values in self._parts.items()}
         return found
+
+
+def longest_sequence(rollout: RolloutRecord) -> int:
+    """Tokens of the longest sequence that the policy has seen and said in a rollout."""
+    ends = (turn.prefix_length + len(turn.new_prompt_ids) + len(turn.completion_ids) for turn in rollout.turns)
+    return max(ends, default=0)
 
 
 def update_figures(updates: Sequence[WeightUpdate]) -> dict[str, float]:

@@ -392,3 +392,16 @@ def test_another_seed_gives_other_batches():
     (ours, our_means), (theirs, their_means) = shipped(options, SimulatedWorld()), shipped(other, SimulatedWorld())
     assert set(ours.values()).isdisjoint(theirs.values())
     assert our_means != their_means
+
+
+@pytest.mark.parametrize(("seq_len", "share"), [(2048, 0.0), (3, 1.0)])
+def test_ends_that_do_not_train_are_told_once(seq_len, share):
+    simulated, ledger, folder = played(config(seq_len=seq_len), SimulatedWorld())
+    with folder:
+        assert set(dict(ledger.journal.metric("rollouts/too_long_rate")).values()) == {share}
+        told = ledger.journal.events(kind="too_long")
+        assert [event.message.partition(":")[0] for event in told] == [
+            "100% of the rollouts of step 1 are longer than orchestrator.seq_len (3), and their ends don't train"
+        ] * (share > 0)
+        assert all((batch.sequence_lengths <= seq_len).all() for batch in simulated.trainer.batches.values())
+        ledger.close()
