@@ -143,6 +143,7 @@ def test_environments_workers_run_on_other_nodes_and_are_replaced_when_they_or_t
         owner = node_of(first["trainer"])
         assert nodes.ids[0].startswith(owner)
         assert {owner, node_of(first["workers-0"]), node_of(first["workers-1"])} == {one[:6] for one in nodes.ids}
+        run.wait_for(lambda _: len(workers_of(run)) == 2)  # steps can be done before the second has started
         workers = workers_of(run)
         assert sorted(re.sub("-[0-9]+$", "", name) for name in workers) == [
             "worker-ascii-share-workers-0", "worker-ascii-share-workers-1",
