@@ -136,7 +136,7 @@ def deaths(run: Run) -> list[str]:
 def test_environments_workers_run_on_other_nodes_and_are_replaced_when_they_or_their_node_are_lost(
     tmp_path: Path, nodes: RayNodes
 ) -> None:
-    run = Run(tmp_path, text=PLACED, steps=STEPS * 12)
+    run = Run(tmp_path, text=PLACED, steps=STEPS * 60)  # a node that is lost is missed after a hundred steps
     try:
         run.wait_for(published(2))
         first = places(run)
