@@ -16,6 +16,7 @@ from mettle.cli import main
 from mettle.cli.groups import Lazy
 from mettle.cli.terminal import going_on
 from mettle.errors import ProviderError, ServiceError, StorageError, UserError
+from mettle.processes import fork_server
 
 HEAVY = ("pydantic", "numpy", "torch", "transformers", "fastapi", "aiohttp", "httpx", "rich", "asyncio", "sqlite3")
 
@@ -170,6 +171,50 @@ def test_ctrl_c_in_a_running_command_says_how_to_go_on(tmp_path):
     assert err.strip() == "stopped; the run itself goes on"
 
 
+def run_module(folder, code):
+    """With `-m`, where Python looks for itself whether a Ctrl-C has ended it."""
+    (folder / "interrupted.py").write_text(code)
+    command = [sys.executable, "-m", "interrupted"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("imported", ["click", "mettle.cli.doctor"])
+def test_ctrl_c_while_something_is_imported_is_one_line(imported, tmp_path):
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == '{imported}': exec('raise KeyboardInterrupt')\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from mettle.cli.__main__ import main\n"
+        "sys.argv = ['mettle', 'doctor']\n"
+        "main()\n"
+    )
+    done = run_module(tmp_path, code)
+    assert (done.returncode, done.stderr.strip()) == (130, "stopped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_before_there_is_one_says_so_and_leaves_no_process(number, tmp_path):
+    code = (
+        "import atexit, os\n"
+        "from mettle.processes.child import descendants\n"
+        "from mettle.runs import head_start, launch\n"
+        "def interrupted(*_):\n"
+        "    print(len(descendants(os.getpid())))\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+        "atexit.register(lambda: print(len(descendants(os.getpid()))))\n"
+        "head_start.IMPORTS = ('json',)\n"
+        "launch.load_run_config = interrupted\n"
+        "from mettle.cli.main import main\n"
+        "main(['rl', 'run', 'x.toml'])\n"
+    )
+    done = run_module(tmp_path, code)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.strip() == "stopped; `mettle rl list` shows the run, and `mettle rl resume RUN` continues it"
+    assert done.stdout.split() == [str(int(fork_server.IS_POSSIBLE)), "0"]
+
+
 def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(
         f"{sys.executable} -m mettle.cli --help | true; exit ${{PIPESTATUS[0]}}",
@@ -199,6 +244,7 @@ def test_quickstart_hands_its_options_on(monkeypatch, tmp_path):
     from mettle.runs import quickstart
 
     given = []
+    monkeypatch.setattr("mettle.runs.head_start.IMPORTS", ("json",))
     monkeypatch.setattr(quickstart, "quickstart", lambda options, begun: given.append(options) or {"state": "stopped"})
     words = ["quickstart", "--seed", "3", "--steps", "5", "--dir", str(tmp_path), "--no-browser", "--hard", "--json"]
     assert main.run(words) == 130, "a person stopped it"

@@ -1,5 +1,7 @@
 """torch is imported from the first moment of a run, by a process that never outlives it."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +49,26 @@ def test_a_mistake_leaves_no_process(light):
         mistaken()
     assert seen[0].pid is None
     assert not process_state(seen[1])
+
+
+@pytest.mark.skipif(not fork_server.IS_POSSIBLE, reason="forks are handed on by Linux alone")
+def test_a_command_that_is_killed_leaves_no_import_behind(tmp_path, monkeypatch):
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    code = (
+        "import os, signal\n"
+        "from mettle.runs import head_start\n"
+        "head_start.IMPORTS = ('endless',)\n"
+        "with head_start.head_start() as begun:\n"
+        "    print(begun.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 60
+    while process_state(int(done.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_build_for_accelerators_is_known_before_it_is_imported(tmp_path, monkeypatch):

@@ -1,17 +1,19 @@
-"""The processes of a run on a cluster: what each is told, and which secrets it has."""
+"""A run is made whole or not at all; what its processes on a cluster are told, and which secrets they have."""
 
 import json
+from contextlib import closing
 
 import pytest
 
 from mettle.envs.sandboxes.shared import SANDBOX_ENV
 from mettle.errors import UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.runs.create import check_variables, write_configs
+from mettle.runs.create import check_variables, create_run, write_configs
 from mettle.runs.keys import run_keys
 from mettle.runs.launch import RUN_TOKEN_ENV, load_run_config, process_specs
 from mettle.sandbox import SandboxConfig
 from mettle.sandbox.service.tokens import TOKEN_ENV
+from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.web.keys import ADMIN_KEY_ENV, API_KEY_ENV, WORKERS_KEY_ENV
 
@@ -83,3 +85,30 @@ def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
     file.write_text(TEXT + ON_NODES)
     with pytest.raises(UserError, match=r"worker_variables names JUDGE_KEY, which this environment does not set"):
         check_variables(load_run_config([file]).config)
+
+
+def test_a_run_whose_making_was_killed_is_none_and_is_made_again(tmp_path, monkeypatch):
+    file, model = tmp_path / "run.toml", tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    file.write_text(TEXT)
+    loaded = load_run_config([file], ["--model.path", str(model)])
+    monkeypatch.setattr("mettle.runs.create.check_run", lambda *_: None)
+    seen = []
+
+    def killed(run_dir, config, ledger):
+        seen.append(list(run_dir.path.glob("*run.db")))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mettle.runs.create.write_facts", killed)
+        with pytest.raises(KeyboardInterrupt):
+            create_run(loaded, tmp_path / "run")
+    assert seen == [[tmp_path / "run" / ".run.db"]]
+    with pytest.raises(UserError, match="no run at"):
+        RunDir.existing(tmp_path / "run")
+    run_dir = create_run(loaded, tmp_path / "run")
+    assert [path.name for path in run_dir.path.glob("*run.db*")] == ["run.db"]
+    assert run_dir.model.resolve() == model
+    with closing(Ledger(run_dir.ledger, is_read_only=True)) as ledger:
+        assert ledger.journal.fact("state") == "preparing"

@@ -93,6 +93,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _say_usage(error)
     except (click.Abort, KeyboardInterrupt):
+        # Had it come within an `exec` of text, as one makes a dataclass, Python would end by SIGINT and not with 130.
+        exec("")
         how = take_how_to_go_on()
         _say("stopped" + (f"; {how}" if how else ""))
         return EXIT_STOPPED

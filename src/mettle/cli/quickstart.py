@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mettle.cli.terminal import going_on
+from mettle.cli.terminal import beginning_run
 
 STOPPED = 130
 
@@ -33,9 +33,7 @@ def quickstart(
     Makes a small policy, warms it up, trains it with reinforcement learning while its page shows how, and measures it
     before and after on tasks it has never seen. Needs no GPU, no account and no network.
     """
-    from mettle.runs.head_start import head_start
-
-    with head_start() as begun, going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
+    with beginning_run("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it") as begun:
         from mettle.runs.quickstart import QuickstartOptions
         from mettle.runs.quickstart import quickstart as run_quickstart
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,20 @@ from mettle.cli.replay import replay
 from mettle.cli.rl_hosted import checkpoints, restart, submit_hosted
 from mettle.cli.rollouts import rollouts
 from mettle.cli.shares import go_on, share
-from mettle.cli.terminal import check_free, find_run, going_on, json_option, print_json, print_next, print_table
+from mettle.cli.terminal import (
+    beginning_run,
+    check_free,
+    find_run,
+    going_on,
+    json_option,
+    print_json,
+    print_next,
+    print_table,
+)
 from mettle.errors import UserError
 from mettle.wording import duration
 
 if TYPE_CHECKING:
-    from mettle.processes.importer import Importer
     from mettle.runs.launch import RunOutcome
 
 RUNS = Path("runs")
@@ -75,7 +82,7 @@ def run(
     if dry_run:
         _show_config(files, overrides, is_json=is_json)
         return 0
-    with _head_start() as begun, going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
+    with beginning_run("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it") as begun:
         from mettle.runs import launch
 
         loaded = launch.load_run_config(files, overrides)
@@ -193,7 +200,7 @@ def resume(run: str, is_json: bool) -> int:
     if (Path(run) / "share.json").exists():
         return go_on(Path(run), is_json=is_json)
     path = find_run(run)
-    with _head_start() as begun, going_on(f"`mettle rl resume {run}` continues the run"):
+    with beginning_run(f"`mettle rl resume {run}` continues the run") as begun:
         from mettle.runs import launch
 
         return _end(launch.resume(path, is_quiet=is_json, begun=begun), is_json=is_json)
@@ -359,13 +366,6 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     first = next((at for at, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     files = [word.removeprefix("@") for word in arguments[:first]]
     return [Path(file) for file in files if file], list(arguments[first:])
-
-
-def _head_start() -> AbstractContextManager[Importer | None]:
-    """To be asked for before anything else of a run is imported."""
-    from mettle.runs.head_start import head_start
-
-    return head_start()
 
 
 def _show_config(files: Sequence[Path], overrides: Sequence[str], *, is_json: bool) -> None:

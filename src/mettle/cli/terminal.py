@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -19,6 +21,8 @@ from mettle.wording import figure
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mettle.processes.importer import Importer
 
 PLAIN_WIDTH = 200
 """Columns to write when nobody is looking: wide enough that nothing is cut from a pipe or a file."""
@@ -91,6 +95,27 @@ def going_on(how: str) -> Iterator[None]:
         raise
     else:
         _go_on.reset(token)
+
+
+@contextmanager
+def beginning_run(how: str) -> Iterator[Importer | None]:
+    """`going_on` for a run: SIGTERM ends it as Ctrl-C does, and torch begins to be imported (see `head_start`).
+
+    To be entered before anything else of a run is imported. A run's supervisor listens for both signals only later.
+    """
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with going_on(how):
+            from mettle.runs.head_start import head_start
+
+            with head_start() as begun:
+                yield begun
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def take_how_to_go_on() -> str | None:

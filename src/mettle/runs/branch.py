@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mettle.config.loader import DERIVED
 from mettle.errors import UserError
 from mettle.orchestrator.accounts import ALGORITHM_STATE
 from mettle.runs.config import RunConfig
-from mettle.runs.create import check_run, read_run_config, write_configs, write_facts
+from mettle.runs.create import check_run, new_ledger, read_run_config, write_configs, write_facts
 from mettle.storage.batches import batch_path
 from mettle.storage.checkpoints import damage_of, newest_checkpoint
 from mettle.storage.files import link_or_copy, storage_errors
@@ -165,11 +166,11 @@ def _take_files(parent: RunDir, made: RunDir, step: int) -> None:
 
 
 def _take_ledger(parent: RunDir, made: RunDir, step: int, config: RunConfig) -> None:
-    aside = made.ledger.with_name(f".{made.ledger.name}")
-    copy_ledger(parent.ledger, aside)
-    take_shards(parent.rollouts, made.rollouts)  # after the ledger, so that all that it names is there
-    ledger = Ledger(aside)
-    try:
+    with ExitStack() as stack:
+        aside = stack.enter_context(new_ledger(made))
+        copy_ledger(parent.ledger, aside)
+        take_shards(parent.rollouts, made.rollouts)  # after the ledger, so that all that it names is there
+        ledger = stack.enter_context(closing(Ledger(aside)))
         state = rewind(ledger, step)
         if state and _value(config, ALGORITHM) == _value(read_run_config(parent), ALGORITHM):
             ledger.journal.set_fact(ALGORITHM_STATE, state["algorithm"])
@@ -185,8 +186,3 @@ def _take_ledger(parent: RunDir, made: RunDir, step: int, config: RunConfig) -> 
         ledger.journal.set_fact("state", "stopped")
         text = f"branched from v{step} of run {parent.name}"
         ledger.journal.event("supervisor", "branched", text, run=str(parent.path), step=step)
-    finally:
-        ledger.close()
-    copy_ledger(aside, made.ledger)
-    for left in made.path.glob(f"{aside.name}*"):
-        left.unlink()

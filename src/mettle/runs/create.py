@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from mettle.config import Loaded
@@ -22,6 +24,7 @@ from mettle.runs.fit import check_fit, check_services, check_teacher
 from mettle.runs.ports import LOOPBACK, is_port_free
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
+from mettle.storage.ledger_copy import copy_ledger
 from mettle.storage.run_dir import RunDir
 
 MIN_FREE_BYTES = 256 * 2**20
@@ -50,13 +53,28 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
         _write_demonstrations(run_dir, config, given)
     if has_policy(config):
         assert config.model.path is not None, "a run in a share has the share's base"
+        run_dir.model.unlink(missing_ok=True)  # of a making that was killed
         run_dir.model.symlink_to(config.model.path.resolve(), target_is_directory=True)
-    ledger = Ledger(run_dir.ledger)
-    try:
+    with new_ledger(run_dir) as aside, closing(Ledger(aside)) as ledger:
         write_facts(run_dir, config, ledger)
-    finally:
-        ledger.close()
     return run_dir
+
+
+@contextmanager
+def new_ledger(run_dir: RunDir) -> Iterator[Path]:
+    """Where to write the ledger of a run that is made. It is the run's after the block, whole: a folder without one is
+    no run, so that where the making was killed it can be made again."""
+    aside = run_dir.ledger.with_name(f".{run_dir.ledger.name}")
+    _remove(aside)
+    yield aside
+    copy_ledger(aside, run_dir.ledger)
+    _remove(aside)
+
+
+def _remove(database: Path) -> None:
+    """With its log."""
+    for file in database.parent.glob(f"{database.name}*"):
+        file.unlink()
 
 
 def has_policy(config: RunConfig) -> bool:

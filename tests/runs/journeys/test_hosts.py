@@ -95,6 +95,11 @@ def wait_until_empty(host: Host) -> None:
         time.sleep(0.2)
 
 
+def workers_of(run: Run) -> set[int]:
+    """The pids of the environments' workers that beat now."""
+    return {beat.pid for name, beat in read_beats(run.run_dir.beats).items() if is_worker(name)}
+
+
 @needs_ray
 @pytest.mark.parametrize(("text", "steps"), [(ON_RAY, SMALL_STEPS), (WORKERS_FAR, 10 * SMALL_STEPS)])
 def test_a_run_on_two_hosts_goes_on_after_a_partition_that_the_cluster_outlasts(
@@ -106,9 +111,8 @@ def test_a_run_on_two_hosts_goes_on_after_a_partition_that_the_cluster_outlasts(
     try:
         run.wait_for(published(2))
         if text is WORKERS_FAR:
-            workers = {beat.pid for name, beat in read_beats(run.run_dir.beats).items() if is_worker(name)}
-            assert len(workers) == 2
-            assert workers <= set(processes_in([identity(hosts["far"].namespace)]))
+            run.wait_for(lambda _: len(workers_of(run)) == 2)  # steps can be done before the second has started
+            assert workers_of(run) <= set(processes_in([identity(hosts["far"].namespace)]))
         hosts["far"].cut()
         time.sleep(SHORT_S)
         hosts["far"].heal()
