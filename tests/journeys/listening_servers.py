@@ -276,4 +276,5 @@ INSIDE_MACHINES = {
     "sandbox/zygote/machine.py": "a socket of the machine's network, handed to its owner",
     "sandbox/testing/ports.py": "runs in a machine, for the tests of backends",
     "runs/ports.py": "looks for a free port, and answers nobody",
+    "runs/simulation/sandboxes.py": "a simulated service, on a socket that is bound to no address",
 }
