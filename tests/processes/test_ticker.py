@@ -20,7 +20,8 @@ def test_steps_that_fail_are_told_and_made_again(caplog):
         ticker.start()
         assert done.wait(60)
         ticker.close()
-    assert [(each.levelname, each.message) for each in caplog.records] == [
+    own = [each for each in caplog.records if each.name == "mettle.processes.ticker"]  # other threads may warn as well
+    assert [(each.levelname, each.message) for each in own] == [
         ("WARNING", "leases: waiting"), ("WARNING", "leases: waiting"), ("ERROR", "leases: a step failed"),
     ]  # fmt: skip
 
