@@ -86,6 +86,8 @@ def test_a_build_for_accelerators_is_known_before_it_is_imported(tmp_path, monke
 
 
 def test_a_run_imports_nothing_that_few_runs_need():
-    code = f"import sys, {', '.join(IMPORTS)}\nprint([name for name in {SPARED!r} if name in sys.modules])"
+    spared = f"print([name for name in {SPARED!r} if name in sys.modules])"
+    launch = "import mettle.runs.launch\nprint('aiohttp' in sys.modules)"
+    code = f"import sys, {', '.join(IMPORTS)}\n{spared}\n{launch}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "[]", done.stderr
+    assert done.stdout.split() == ["[]", "False"], done.stderr

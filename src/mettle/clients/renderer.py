@@ -19,6 +19,8 @@ from mettle.clients.chat_template import ChatTemplate
 from mettle.clients.tool_parser import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN, ParsedTurn, parse_turn
 from mettle.errors import UserError
 
+PROBE = "Seven red foxes, 42 grey geese: who was first?"
+"""What two tokenizers are told apart by. Plain letters, so that no token is part of a character."""
 _MARKS = (THINK_OPEN, THINK_CLOSE, TOOL_OPEN, TOOL_CLOSE)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _INCOMPLETE = "\ufffd"

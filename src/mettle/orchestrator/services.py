@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mettle.clients.config import ClientConfig, transport_for
-from mettle.clients.renderer import Renderer
+from mettle.clients.renderer import PROBE, Renderer
 from mettle.errors import MettleError, ProviderError, RolloutError, UserError
 from mettle.orchestrator.server import EndpointFile
 from mettle.records.tokens import FloatArray, IntArray
@@ -27,8 +27,6 @@ from mettle.web.keys import API_KEY_ENV
 
 logger = logging.getLogger(__name__)
 
-PROBE = "Seven red foxes, 42 grey geese: who was first?"
-"""Plain letters, so that no token is part of a character."""
 WORD_MARK = "\u2581"
 """What some tokenizers write for a space before a word."""
 

@@ -9,10 +9,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mettle.clients.renderer import Renderer
+from mettle.clients.renderer import PROBE, Renderer
 from mettle.errors import UserError
 from mettle.orchestrator.config import FrozenModelConfig
-from mettle.orchestrator.services import PROBE, HttpModel, HttpServices
 from mettle.processes.host import free_memory_bytes
 from mettle.processes.loop_thread import LoopThread
 from mettle.runs.config import RunConfig
@@ -96,6 +95,9 @@ def check_services(config: RunConfig) -> None:
 
 
 async def _ask_all(services: Mapping[str, FrozenModelConfig], token_ids: Sequence[int]) -> None:
+    # Few runs have some, and what speaks HTTP takes a tenth of a second to import.
+    from mettle.orchestrator.services import HttpModel, HttpServices
+
     asked = HttpServices(
         {
             name: HttpModel(name, **{**made.model_dump(), "timeout_s": min(made.timeout_s, PATIENCE_S)}, max_retries=1)
