@@ -9,14 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.inference.started import started
 
 from mettle.errors import UserError
 from mettle.inference.process import main, read_config
@@ -35,28 +34,6 @@ def _logging_as_it_was() -> Iterator[None]:
 pytestmark = pytest.mark.usefixtures("forked")
 
 
-@contextmanager
-def running(folder: Path, **config: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    config_path, ready_path = folder / "inference.json", folder / "endpoints" / "inference.json"
-    config_path.write_text(json.dumps(config, default=str))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mettle.inference", "--config", config_path, "--ready-file", ready_path],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 100
-        while not ready_path.exists():
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, "the server was not ready in time"
-            time.sleep(0.02)
-        yield process, json.loads(ready_path.read_text())
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
 def call(url: str, body: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=300) as response:
@@ -73,7 +50,7 @@ def failing(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 @pytest.mark.e2e
 def test_it_serves_until_sigterm_and_leaves_with_0(policy_folder: Path, tmp_path: Path) -> None:
-    with running(tmp_path, model=policy_folder) as (process, ready):
+    with started(tmp_path, model=policy_folder) as (process, ready):
         assert ready["pid"] == process.pid
         assert ready["base_url"] == f"http://127.0.0.1:{ready['port']}/v1"
         assert call(f"{ready['base_url']}/generate", {"prompt_ids": [1], "max_tokens": 2})["prompt_tokens"] == 1
@@ -84,11 +61,11 @@ def test_it_serves_until_sigterm_and_leaves_with_0(policy_folder: Path, tmp_path
 
 @pytest.mark.e2e
 def test_after_a_kill_it_starts_again_on_the_same_port(policy_folder: Path, tmp_path: Path) -> None:
-    with running(tmp_path, model=policy_folder) as (process, ready):
+    with started(tmp_path, model=policy_folder) as (process, ready):
         process.kill()
         process.wait()
     os.unlink(tmp_path / "endpoints" / "inference.json")
-    with running(tmp_path, model=policy_folder, port=ready["port"], version=7) as (_, again):
+    with started(tmp_path, model=policy_folder, port=ready["port"], version=7) as (_, again):
         assert again["port"] == ready["port"]
         answer = call(f"{again['base_url']}/generate", {"prompt_ids": [1], "max_tokens": 2, "ignore_eos": True})
         assert answer["choices"][0]["versions"] == [7, 7]

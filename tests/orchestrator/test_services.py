@@ -1,16 +1,13 @@
 """Frozen models over HTTP: a served policy scores what another one sampled, and pulls it; what else may answer."""
 
 import asyncio
-import json
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 from aiohttp import web
 from pydantic import TypeAdapter
+from tests.inference.started import started
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import ProviderError, RolloutError, UserError
@@ -44,20 +41,8 @@ def teacher(tmp_path_factory):
     """(folder, base URL) of a policy behind the embedded engine, in a process of its own."""
     folder = tmp_path_factory.mktemp("teacher")
     model = write_policy(folder / "model", MINI)
-    config, ready = folder / "inference.json", folder / "ready.json"
-    config.write_text(json.dumps({"model": str(model), "served_model_name": "teacher", "max_slots": 64}))
-    command = [sys.executable, "-m", "mettle.inference", "--config", str(config), "--ready-file", str(ready)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 100
-        while not ready.exists():
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, "the server was not ready in time"
-            time.sleep(0.02)
-        yield model, json.loads(ready.read_text())["base_url"]
-    finally:
-        process.kill()
-        process.communicate()
+    with started(folder, model=model, served_model_name="teacher", max_slots=64) as (_, endpoint):
+        yield model, endpoint["base_url"]
 
 
 def canary(learner_or_policy, sequences):

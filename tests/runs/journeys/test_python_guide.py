@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.inference.started import started
 
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
@@ -27,21 +24,9 @@ MINI = PolicyConfig(num_layers=2, hidden_size=32, mlp_size=48, num_heads=2, num_
 def served(tmp_path, monkeypatch):
     """(folder, base URL) of a policy behind the embedded engine."""
     model = write_policy(tmp_path / "model", MINI)
-    config, ready = tmp_path / "inference.json", tmp_path / "ready.json"
-    config.write_text(json.dumps({"model": str(model), "max_model_len": 128}))
     monkeypatch.setenv(ADMIN_KEY_ENV, "secret")
-    command = [sys.executable, "-m", "mettle.inference", "--config", str(config), "--ready-file", str(ready)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 100
-        while not ready.exists():
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, "the server was not ready in time"
-            time.sleep(0.02)
-        yield model, json.loads(ready.read_text())["base_url"]
-    finally:
-        process.kill()
-        process.communicate()
+    with started(tmp_path, model=model, max_model_len=128) as (_, endpoint):
+        yield model, endpoint["base_url"]
 
 
 def test_the_parts_train_a_policy_and_the_engine_serves_each_version(served, tmp_path, monkeypatch):
