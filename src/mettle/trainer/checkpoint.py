@@ -164,8 +164,10 @@ def _state(learner: Learner, step: int) -> dict[str, Any]:
 def _load_whole(file: Path, learner: Learner) -> dict[str, Any]:
     """Every rank reads the file, and takes of it what it has; returns all that it holds."""
     policy, optimizers = learner.policy, learner.tenant.optimizers
-    saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    if learner.world.size == 1:
+    is_alone = learner.world.size == 1
+    # Of what several ranks map each has in memory what it takes.
+    saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=not is_alone)
+    if is_alone:
         take_whole_state(policy, optimizers, saved["model"], saved["optimizer"])
         return saved
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
