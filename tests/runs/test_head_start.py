@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from mettle.processes import fork_server
+from mettle.processes import fork_server, importer
 from mettle.processes.child import process_state
+from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.head_start import head_start
 from mettle.runs.launcher import IMPORTS, LocalLauncher, importer_of
 
@@ -69,6 +70,27 @@ def test_a_command_that_is_killed_leaves_no_import_behind(tmp_path, monkeypatch)
     while process_state(int(done.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.skipif(not fork_server.IS_POSSIBLE, reason="forks are handed on by Linux alone")
+def test_an_import_that_is_frozen_is_given_up_and_everybody_starts_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("mettle.runs.head_start.IMPORTS", ("never_done",))
+    (tmp_path / "never_done.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with head_start() as begun:
+        os.kill(pid := begun.pid, signal.SIGSTOP)
+        assert not begun.has_decided()
+        monkeypatch.setattr(importer, "PATIENCE_S", 0.0)
+        assert begun.has_decided()
+        assert not begun.server.is_ready
+        assert not process_state(pid)
+        process = ManagedProcess(
+            ProcessSpec("alone", "mettle.cli", ("--version",)), tmp_path / "alone.out", LocalLauncher(
+                tmp_path, IMPORTS, begun=begun
+            ).server("mettle.trainer"),
+        )  # fmt: skip
+        process.start()
+        assert process.wait(60.0) == 0
 
 
 def test_a_build_for_accelerators_is_known_before_it_is_imported(tmp_path, monkeypatch):
