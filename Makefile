@@ -100,8 +100,8 @@ $(BIN)/python:
 
 $(VENV)/.torch: | $(BIN)/python
 	@$(BIN)/python -c 'import torch' 2>/dev/null || test -z "$(TORCH)" || { \
-		echo "installing $(TORCH), about 200 MB"; $(INSTALL) "$(TORCH)" $(TOLD); } \
-		|| echo "pip finds no $(TORCH); taking the build of torch that it does find"
+		echo "installing $(TORCH), about 200 MB"; $(INSTALL) "$(TORCH)" 2>$(VENV)/torch.log $(TOLD); } \
+		|| echo "pip gives no $(TORCH) (why: $(VENV)/torch.log); taking the build of torch that it does give"
 	@touch $@
 
 $(VENV)/.installed: $(MANIFESTS) $(CONSTRAINTS) $(VENV)/.torch
