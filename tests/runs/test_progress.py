@@ -77,6 +77,16 @@ def test_training_says_how_long_it_still_takes(ledger, clock, monkeypatch, capsy
     assert ": step 31/400, reward 0.500, about 6 min left" in last
 
 
+def test_a_log_says_once_where_the_page_is(ledger, clock, capsys):
+    with RunProgress(ledger, 400, title="t") as shown:
+        for page in (None, "http://127.0.0.1:5/runs/r", "http://127.0.0.1:5/runs/r"):
+            shown.page = page
+            clock[0] += 1.0
+            shown.update()
+    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in said if "page" in line] == ["its page is http://127.0.0.1:5/runs/r"]
+
+
 def test_the_curve_of_a_long_run_has_few_points_that_say_the_same(ledger, monkeypatch):
     monkeypatch.setattr(module, "CURVE_POINTS", 4)
     curve, seen = module.RewardCurve(), []

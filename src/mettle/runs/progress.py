@@ -146,6 +146,7 @@ class RunProgress:
         self._max_steps = max_steps
         self._title = title
         self.page: str | None = None
+        self._has_said_page = False
         self._is_quiet = is_quiet
         self._console = Console(stderr=True, highlight=False)
         self._live: Live | None = None
@@ -214,6 +215,9 @@ class RunProgress:
         return new
 
     def _print_line(self, snapshot: ProgressSnapshot, now: float) -> None:
+        if self.page and not self._has_said_page:
+            self._has_said_page = True
+            print(f"[{now - self._started:5.0f} s] its page is {self.page}", file=sys.stderr, flush=True)
         is_new_stage = snapshot.stage != self._last_line[0]
         if not is_new_stage and (now < self._next_line or snapshot.done[0] == self._last_line[1]):
             return
