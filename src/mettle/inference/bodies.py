@@ -103,6 +103,15 @@ class RouteBody(BaseModel):
     model: Any = None
 
 
+class StreamOptions(BaseModel):
+    """What a stream tells beside its pieces: at its end, or with each piece (a field of vLLM's), the tokens used."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
 class SamplingBody(RouteBody):
     """The fields that all generating routes share."""
 
@@ -116,7 +125,7 @@ class SamplingBody(RouteBody):
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
 
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
@@ -167,11 +176,6 @@ class SamplingBody(RouteBody):
         if asked and self.ignore_eos:
             raise RequestRefused("an answer that keeps to a grammar ends with it; leave ignore_eos out", "ignore_eos")
         return asked[0] if asked else None
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream is to end with the token counts."""
-        return bool((self.stream_options or {}).get("include_usage"))
 
 
 class GenerateBody(SamplingBody):

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from mettle.clients.dialects import chat as dialect
 from mettle.clients.renderer import Renderer
 from mettle.clients.tool_parser import THINK_OPEN, parse_tool_calls, parse_turn
-from mettle.inference.bodies import ChatBody
+from mettle.inference.bodies import ChatBody, StreamOptions
 from mettle.inference.chunks import Choices, ChunkMaker, stream, usage
 from mettle.inference.engine.protocol import Choice, GenerationRequest, TokenEvent, TokenLogprob
 from mettle.inference.service import ModelChoice, ModelService, service_of
@@ -110,7 +110,7 @@ class _ChatChunks(ChunkMaker):
     """Chunks of a conversation's next turn: who speaks, what each token adds to it, and how it ended."""
 
     def __init__(self, service: ModelService, asked: GenerationRequest, body: ChatBody) -> None:
-        super().__init__(service, asked, has_usage=body.wants_usage)
+        super().__init__(service, asked, body.stream_options or StreamOptions())
         self._body = body
         is_thinking = service.renderer.visible_text(asked.prompt_ids[-16:]).rstrip().endswith(THINK_OPEN)
         self._turns = [TurnSplitter(has_tools=body.has_tools, is_thinking=is_thinking) for _ in range(asked.n)]
@@ -122,7 +122,7 @@ class _ChatChunks(ChunkMaker):
     def begin(self) -> Iterator[Mapping[str, Any]]:
         """The chunks that say who speaks."""
         for index in range(self.asked.n):
-            yield self.chunk(_delta(index, {"role": "assistant", "content": ""}))
+            yield self.piece(_delta(index, {"role": "assistant", "content": ""}))
 
     def of_token(self, event: TokenEvent) -> Iterator[Choices]:
         """What a token adds to its turn."""

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.requests import Request
 
 from mettle.clients.dialects.chat import usage_fields
+from mettle.inference.bodies import StreamOptions
 from mettle.inference.engine.protocol import Generation, GenerationRequest, TokenEvent
 from mettle.inference.service import ModelService
 from mettle.inference.text import GrowingText
@@ -51,11 +52,12 @@ async def _pieces(
 class ChunkMaker(ABC):
     """Makes the chunks of one request, whose choices take turns."""
 
-    def __init__(self, service: ModelService, asked: GenerationRequest, *, has_usage: bool) -> None:
+    def __init__(self, service: ModelService, asked: GenerationRequest, wanted: StreamOptions) -> None:
         self.service, self.asked = service, asked
         self.texts = [GrowingText(service.renderer, asked.params.stop) for _ in range(asked.n)]
         self.created = int(service.clock())
-        self._has_usage = has_usage
+        self._wanted = wanted
+        self._num_sampled = 0
         self._has_ended = [False] * asked.n
 
     def begin(self) -> Iterator[Mapping[str, Any]]:
@@ -65,14 +67,15 @@ class ChunkMaker(ABC):
     def take(self, item: TokenEvent | Generation) -> Iterator[Mapping[str, Any]]:
         """What an event adds; at the end, what is still missing and the usage."""
         if isinstance(item, TokenEvent):
-            yield from map(self.chunk, self.of_token(item))
+            self._num_sampled += item.token_id is not None
+            yield from map(self.piece, self.of_token(item))
             if item.finish_reason is not None:
                 yield from self._end(item.choice, item.finish_reason, item.stop)
             return
         for choice in item.choices:
             if not self._has_ended[choice.index]:
                 yield from self._end(choice.index, str(choice.finish_reason), choice.stop)
-        if self._has_usage:
+        if self._wanted.include_usage:
             yield self.chunk([], usage(item))
 
     @abstractmethod
@@ -87,9 +90,15 @@ class ChunkMaker(ABC):
     def chunk(self, choices: Choices, used: Mapping[str, int] | None = None) -> dict[str, Any]:
         """A chunk with its head."""
 
+    def piece(self, choices: Choices) -> dict[str, Any]:
+        """A chunk of the answer; with the tokens used so far where that is wanted."""
+        if not self._wanted.continuous_usage_stats:
+            return self.chunk(choices)
+        return self.chunk(choices, usage_fields(len(self.asked.prompt_ids), self._num_sampled))
+
     def _end(self, index: int, reason: str, stop: str | None) -> Iterator[Mapping[str, Any]]:
         self._has_ended[index] = True
-        yield from map(self.chunk, self.of_end(index, reason, stop))
+        yield from map(self.piece, self.of_end(index, reason, stop))
 
 
 def usage(*generations: Generation) -> dict[str, int]:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mettle.clients.dialects import completions as dialect
-from mettle.inference.bodies import CompletionBody
+from mettle.inference.bodies import CompletionBody, StreamOptions
 from mettle.inference.chat import finite
 from mettle.inference.chunks import Choices, ChunkMaker, stream, usage
 from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent
@@ -143,7 +143,7 @@ class _TextChunks(ChunkMaker):
     """Chunks of one prompt's choices: the text of each token, and how it ended."""
 
     def __init__(self, service: ModelService, asked: GenerationRequest, body: CompletionBody) -> None:
-        super().__init__(service, asked, has_usage=body.wants_usage)
+        super().__init__(service, asked, body.stream_options or StreamOptions())
         self._body = body
 
     def chunk(self, choices: Choices, used: Mapping[str, int] | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +129,34 @@ async def test_a_stream_comes_piece_by_piece_and_is_counted_whether_or_not_its_u
     (silent, counted), (asked, again) = seen
     assert silent is None
     assert counted == asked == again > len(SAID)
+
+
+async def test_what_a_client_has_used_that_goes_away_is_counted_and_its_answer_ends(openai, hub):
+    ended = asyncio.Event()
+
+    async def begin(reader, writer):
+        """An engine that has sampled two tokens and is at the third."""
+        await reader.readuntil(b"\r\n\r\n")
+        piece = {"choices": [{"index": 0, "delta": {"content": "so"}}], "usage": {"total_tokens": 9}}
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        writer.write(f"data: {json.dumps(piece)}\n\n".encode())
+        while await reader.read(4096):
+            pass
+        ended.set()
+        writer.close()
+
+    engine = await asyncio.start_server(begin, "127.0.0.1", 0)
+    url = url_of("127.0.0.1", engine.sockets[0].getsockname()[1])
+    async with listening(hub, OneEngine(url)) as address, asyncio.timeout(60):
+        client = openai.AsyncOpenAI(base_url=address, api_key=hub.token("bob", "evals:write"), max_retries=0)
+        stream = await client.chat.completions.create(model="small", messages=HI, stream=True)
+        assert (await anext(aiter(stream))).choices[0].delta.content == "so"
+        await client.close()
+        await ended.wait()
+        while not used(hub, "bob"):  # noqa: ASYNC110 - another thread counts
+            await asyncio.sleep(0.01)
+        assert used(hub, "bob") == 9
+    engine.close()
 
 
 async def test_what_is_refused_is_the_exception_that_its_users_catch(openai, client_of, hub):

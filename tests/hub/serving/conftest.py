@@ -26,8 +26,11 @@ class Handler(BaseHTTPRequestHandler):
         if asked.get("max_tokens") == 0:
             return self.send({"error": {"message": "max_tokens must be at least 1"}}, 400)
         if asked.get("stream"):
-            chunks = [{"choices": [{"delta": {"content": part}}]} for part in ("so ", "it is")]
-            chunks += [{"choices": [], "usage": USAGE}] * bool(asked["stream_options"]["include_usage"])
+            wanted, each = asked["stream_options"], {}
+            if wanted["continuous_usage_stats"]:
+                each = {"usage": {**USAGE, "total_tokens": 5}}
+            chunks = [{"choices": [{"delta": {"content": part}}], **each} for part in ("so ", "it is")]
+            chunks += [{"choices": [], "usage": USAGE}] * bool(wanted["include_usage"])
             text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
             return self.send(text.encode(), kind="text/event-stream")
         said = f"{asked['model']} heard {len(asked.get('messages', []))}"

@@ -45,8 +45,15 @@ def test_answers_whole_and_streamed_are_passed_on_and_counted_once(hub):
     assert events[2:] == ["data: [DONE]", ""], "nobody has asked for the usage"
     assert used(hub, "bob") == 14
     asked = {"model": "small", "messages": TURN, "stream": True, "stream_options": {"include_usage": True}}
-    assert '"total_tokens": 7' in bob.post(CHAT, json=asked).text
+    told = bob.post(CHAT, json=asked).text
+    assert '"total_tokens": 7' in told
+    assert '"total_tokens": 5' not in told
     assert used(hub, "bob") == 21
+    asked["stream_options"] = {"continuous_usage_stats": True}
+    told = bob.post(CHAT, json=asked).text
+    assert told.count('"total_tokens": 5') == 2
+    assert '"total_tokens": 7' not in told
+    assert used(hub, "bob") == 28
 
 
 def test_what_cannot_be_asked_is_refused_as_openai_clients_read_it(hub):

@@ -158,6 +158,24 @@ async def test_a_stream_says_what_the_whole_answer_says(client: AsyncOpenAI) -> 
     assert told["usage"] == whole.usage
 
 
+async def test_pieces_of_a_stream_say_what_was_used_so_far_where_that_is_asked_for(
+    openai: Any, client: AsyncOpenAI
+) -> None:
+    common: dict[str, Any] = {"messages": HI, "max_tokens": 8, "seed": 3, "extra_body": {"ignore_eos": True}}
+    options: dict[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await client.chat.completions.create(**common, model="policy", stream=True, stream_options=options)
+    chunks = [chunk async for chunk in stream]
+    nums = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(nums) == len(chunks)
+    assert nums == sorted(nums)
+    assert (nums[0], nums[-1]) == (0, 8)
+    assert len(set(nums)) > 2
+    assert {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage} == {chunks[-1].usage.prompt_tokens}
+    options = {"continuous_usage_stats": "yes"}
+    with pytest.raises(openai.BadRequestError, match="continuous_usage_stats"):
+        await client.chat.completions.create(**common, model="policy", stream=True, stream_options=options)
+
+
 async def test_tool_calls_are_parsed_when_tools_are_offered(saying: Any) -> None:
     client = await saying(f"let me see\n{CALL}\n{CALL}")
     answer = await client.chat.completions.create(model="policy", messages=HI, tools=TOOLS)

@@ -1,7 +1,8 @@
 """A request for a model of the Hub, passed on to its engine; what it read and wrote is counted.
 
 Parts: `ModelQuestion` (who asks for what), `passed_on` (the answer as it comes), `said` (one answer in a conversation).
-Invariants: tokens are counted by the engine's own figures, of streams too; an answer whose client goes away ends there.
+Invariants: tokens are counted by the engine's own figures, of streams too, before the client has the end of its answer;
+an answer whose client goes away ends there, and what was sampled until then is counted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
 import httpx
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
@@ -28,6 +30,9 @@ from mettle.web.problems import HttpError
 logger = logging.getLogger(__name__)
 _TIMEOUT: Final = httpx.Timeout(10.0, read=600.0)
 _EVENT: Final = "data:"
+_DONE: Final = "data: [DONE]"
+_USAGE_OPTIONS: Final = ("include_usage", "continuous_usage_stats")
+"""At a stream's end, and with each piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +77,15 @@ async def passed_on(engines: ModelEngines, asked: ModelQuestion, path: str, body
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise HttpError(400, f"stream_options is {str(options)[:60]!r} and no object", param="stream_options")
-    wants_usage = bool(options.get("include_usage")) if is_stream else True
     sent = {**body, "model": asked.model.name}
-    if is_stream:
-        sent["stream_options"] = {**options, "include_usage": True}
+    if is_stream:  # with the tokens so far in each piece: a client may go away before the last
+        sent["stream_options"] = {**options, **dict.fromkeys(_USAGE_OPTIONS, True)}
     async with contextlib.AsyncExitStack() as stack:
         engine = await stack.enter_async_context(engines.using(asked.model))
         answer = await _asked(stack, engine, path, sent)
         if is_stream and answer.status_code == 200:
             kept = stack.pop_all()
-            return StreamingResponse(_stream(kept, answer, asked, wants_usage), media_type="text/event-stream")
+            return StreamingResponse(_stream(kept, answer, asked, options), media_type="text/event-stream")
         data = await answer.aread()
     if answer.status_code == 200:
         await run_in_threadpool(asked.count, json.loads(data).get("usage"))
@@ -110,21 +114,39 @@ async def _asked(
 
 
 async def _stream(
-    stack: contextlib.AsyncExitStack, answer: httpx.Response, asked: ModelQuestion, wants_usage: bool
+    stack: contextlib.AsyncExitStack, answer: httpx.Response, asked: ModelQuestion, options: dict[str, Any]
 ) -> AsyncIterator[str]:
-    """Events as they come; the one with the usage alone is left out where nobody asked for it."""
+    """Events as they come, with the usage where it was asked for. What was used is counted before the last one goes
+    out, and once however the stream ends: a client that goes away has used what was sampled until then."""
+    at_end, in_each = (bool(options.get(name)) for name in _USAGE_OPTIONS)
     told: Any = None
+    is_counted = False
+
+    async def count() -> None:
+        nonlocal is_counted
+        if not is_counted:
+            is_counted = True
+            with anyio.CancelScope(shield=True):
+                await run_in_threadpool(asked.count, told)
+
     async with stack:
-        async for line in answer.aiter_lines():
-            if not line:
-                continue
-            event = _event(line)
-            if event.get("usage"):
-                told = event["usage"]
-                if not event.get("choices") and not wants_usage:
+        try:
+            async for line in answer.aiter_lines():
+                if not line:
                     continue
-            yield f"{line}\n\n"
-        await run_in_threadpool(asked.count, told)
+                event = _event(line)
+                told = event.get("usage") or told
+                is_piece = bool(event.get("choices"))
+                if line == _DONE or ("usage" in event and not is_piece):
+                    await count()
+                if "usage" in event and not (in_each if is_piece else at_end):
+                    if not is_piece:
+                        continue
+                    del event["usage"]
+                    line = f"{_EVENT} {json.dumps(event)}"
+                yield f"{line}\n\n"
+        finally:
+            await count()
 
 
 def _event(line: str) -> dict[str, Any]:
