@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +36,8 @@ from mettle.storage.run_dir import RunDir
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "example_seeds.json"
 PICTURE = ROOT / "docs" / "assets" / "example-seeds.svg"
+MAX_TOLD = 6
+"""Runs of an example that are told one by one; of more, the mean and the worst."""
 METRICS = {"tool-use": ("is_unaided",)}
 """Metrics of the held-out rollouts that are told beside the reward, by example."""
 
@@ -42,27 +47,51 @@ def main() -> None:
     parser.add_argument("examples", nargs="*", help="names of files in configs/, without .toml")
     parser.add_argument("--seeds", type=int, nargs="+", default=(11, 12, 13))
     parser.add_argument("--take", type=Path, nargs="+", default=(), metavar="RUN", help="runs that are there")
+    parser.add_argument(
+        "--work", type=Path, help="where runs, and the teachers of some, are kept; else a folder for now"
+    )
     options = parser.parse_args()
-    rows = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
-    known = {(row["example"], row["seed"]): row for row in rows}
     for path in options.take:
-        row = figures_of(path, path.name.rsplit("-", 1)[0])
-        keep(known, row)
-    for example in options.examples:
-        for seed in options.seeds:
-            if (example, seed) not in known:
-                keep(known, run_seed(example, seed))
+        keep(figures_of(path, path.name.rsplit("-", 1)[0]))
+    with tempfile.TemporaryDirectory() as scratch:
+        work = options.work or Path(scratch)
+        for example in options.examples:
+            for seed in options.seeds:
+                if (example, seed) not in kept():
+                    keep(run_seed(example, seed, work))
+    known = kept()
     PICTURE.write_text(charts_svg([panel_of(*pair) for pair in by_example(known)]))
     print("\n".join(table(known)))
 
 
-def run_seed(example: str, seed: int) -> dict[str, Any]:
-    """One run, as a person would start it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / example
-        command = [sys.executable, "-m", "mettle.cli", "rl", "run", str(ROOT / "configs" / f"{example}.toml")]
-        subprocess.run([*command, "--seed", str(seed), "--dir", str(folder)], check=True)
-        return figures_of(folder, example)
+def run_seed(example: str, seed: int, work: Path) -> dict[str, Any]:
+    """One run, as a person would start it, who works in `work`: what it needs beforehand is made there once."""
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "configs").exists():
+        (work / "configs").symlink_to(ROOT / "configs", target_is_directory=True)
+    *before, last = commands_of(example)
+    made = work / "made.json"
+    done: list[str] = json.loads(made.read_text()) if made.exists() else []
+    for command in before:
+        if command not in done:
+            mettle(command, work)
+            done.append(command)
+            made.write_text(json.dumps(done))
+    folder = work / f"{example}-{seed}"
+    mettle(f"{last} --seed {seed} --dir {shlex.quote(str(folder))}", work)
+    return figures_of(folder, example)
+
+
+def commands_of(example: str) -> list[str]:
+    """What the head of its file says to type, the run itself last."""
+    text = (ROOT / "configs" / f"{example}.toml").read_text()
+    return re.findall(r"^#   (mettle .*)$", text, re.MULTILINE) or [f"mettle rl run configs/{example}.toml"]
+
+
+def mettle(command: str, work: Path) -> None:
+    """Run `mettle ...` in a folder."""
+    arguments = shlex.split(command)[1:]
+    subprocess.run([sys.executable, "-m", "mettle.cli", *arguments], cwd=work, check=True)
 
 
 def figures_of(path: Path, example: str) -> dict[str, Any]:
@@ -112,9 +141,15 @@ def metric_of(ledger: Ledger, evaluation: EvalRow, name: str) -> list[float]:
     return [evaluation.step, *(round(value, 4) for value in (found.mean, *found.interval))]
 
 
-def keep(known: dict[tuple[str, int], dict[str, Any]], row: dict[str, Any]) -> None:
+def kept() -> dict[tuple[str, int], dict[str, Any]]:
+    """The runs in the file, by example and seed."""
+    rows = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    return {(row["example"], row["seed"]): row for row in rows}
+
+
+def keep(row: dict[str, Any]) -> None:
     """Add a run to the file at once, so that what follows may be stopped."""
-    known[row["example"], row["seed"]] = row
+    known = kept() | {(row["example"], row["seed"]): row}
     rows = [known[key] for key in sorted(known)]
     RESULTS.write_text(json.dumps({"runs": rows}, separators=(",", ":")) + "\n")
 
@@ -146,6 +181,8 @@ def table(known: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
     lines = ["| config | steps | CPU-seconds | held-out reward, seed by seed |", "|---|---|---|---|"]
     for example, name, rows in by_example(known):
         told = [f"{row['seed']}: {_told(row['held_out'][name])}" for row in rows]
+        if len(rows) > MAX_TOLD:
+            told = _spread(rows, name)
         shown = f"`{example}.toml`" + (f", `{name}`" if len(rows[0]["held_out"]) > 1 else "")
         costs = sorted(row["cpu_s"] for row in rows)
         lines.append(f"| {shown} | {rows[0]['steps']} | {costs[0]} to {costs[-1]} | {'; '.join(told)} |")
@@ -153,6 +190,18 @@ def table(known: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
             told = [f"{row['seed']}: {_told(row['metrics'][metric])}" for row in rows]
             lines.append(f"| {shown}, metric `{metric}` | | | {'; '.join(told)} |")
     return lines
+
+
+def _spread(rows: list[dict[str, Any]], name: str) -> list[str]:
+    ends = sorted((row["held_out"][name][-1][1], row["seed"]) for row in rows)
+    first = [row["held_out"][name][0][1] for row in rows]
+    mean, median = statistics.mean(end for end, _ in ends), statistics.median(end for end, _ in ends)
+    worst = [f"{seed}: {end:.2f}" for end, seed in ends[:3]]
+    return [
+        f"{len(rows)} seeds ({min(seed for _, seed in ends)} to {max(seed for _, seed in ends)}): {min(first):.2f} -"
+        f" {max(first):.2f} to {mean:.2f} in the mean, median {median:.2f}, best {ends[-1][0]:.2f}",
+        f"worst {', '.join(worst)}",
+    ]
 
 
 def _told(points: list[list[float]]) -> str:

@@ -1,6 +1,8 @@
 """The quickstart's task in TRL, as its documentation would have it; `peer_trl.py` runs this in TRL's own environment.
 
-python peer_trl_grpo.py MODEL ROWS OUT STEPS SEED
+python peer_trl_grpo.py MODEL ROWS OUT STEPS SEED [KEPT]
+
+With KEPT the learning rate is constant after its warm-up, and a policy is kept every so many steps in `OUT-scratch`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ PROMPTS, ROLLOUTS, MAX_TOKENS = 16, 16, 8
 
 
 def main() -> None:
-    model_folder, rows_file, out, steps, seed = sys.argv[1:]
+    model_folder, rows_file, out, steps, seed = sys.argv[1:6]
+    kept = int(sys.argv[6]) if len(sys.argv) > 6 else 0
     torch.set_num_threads(2)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -41,10 +44,12 @@ def main() -> None:
         adam_beta2=0.995,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        lr_scheduler_type="linear",
+        lr_scheduler_type="constant_with_warmup" if kept else "linear",
         warmup_steps=20,
         logging_steps=10,
-        save_strategy="no",
+        save_strategy="steps" if kept else "no",
+        save_steps=kept or 500,
+        save_only_model=True,
         report_to=[],
         disable_tqdm=True,
     )
