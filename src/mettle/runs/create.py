@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mettle.config import Loaded
 from mettle.envs import load_environment
+from mettle.envs.environment import Environment
 from mettle.envs.packages.arguments import check_arguments
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
@@ -20,8 +21,11 @@ from mettle.runs.cluster.placement import REPLICA, replica_name, worker_place_na
 from mettle.runs.cluster.sandboxes import service_settings, write_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
+from mettle.runs.devices import check_devices
 from mettle.runs.fit import check_fit, check_services, check_teacher
+from mettle.runs.network import check_network
 from mettle.runs.ports import LOOPBACK, is_port_free
+from mettle.runs.remaking import can_be_made_again, clear
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
 from mettle.storage.ledger_copy import copy_ledger
@@ -47,10 +51,13 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     run_dir = RunDir(path.resolve())
     check_run(loaded, path)
     given = _given_demonstrations(config)
+    env = _load_for_warm_up(config) if config.warm_up.enabled else None
+    if run_dir.ledger.exists():
+        clear(run_dir)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     write_configs(run_dir, loaded)
-    if config.warm_up.enabled:
-        _write_demonstrations(run_dir, config, given)
+    if env is not None:
+        _write_demonstrations(run_dir, config, env, given)
     if has_policy(config):
         assert config.model.path is not None, "a run in a share has the share's base"
         run_dir.model.unlink(missing_ok=True)  # of a making that was killed
@@ -85,11 +92,13 @@ def has_policy(config: RunConfig) -> bool:
 
 
 def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
-    """Raises: UserError when no run of this config can be made at `path`. Nothing is made."""
+    """Raises: UserError when no run of this config can be made at `path`, where one that has failed before it trained
+    anything would give way. Nothing is made."""
     config = loaded.config
-    if RunDir(path.resolve()).ledger.exists():
+    run_dir = RunDir(path.resolve())
+    if run_dir.ledger.exists() and not can_be_made_again(run_dir):
         raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
-    _check_environments(config)
+    check_config(config)
     check_fit(config)
     check_teacher(config)
     check_services(config)
@@ -100,6 +109,14 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
         check_variables(config)
         service_settings(config.deployment.ray.sandbox_config)
         check_room(config)
+
+
+def check_config(config: RunConfig) -> None:
+    """Raises: UserError for what no run of this config can be trained with on this machine, be it new or resumed.
+    Nothing of an environment runs for that, and torch is not imported."""
+    _check_environments(config)
+    check_devices(config)
+    check_network(config)
 
 
 def check_variables(config: RunConfig) -> None:
@@ -189,13 +206,23 @@ def _given_demonstrations(config: RunConfig) -> bytes | None:
         ) from error
 
 
-def _write_demonstrations(run_dir: RunDir, config: RunConfig, given: bytes | None) -> None:
+def _load_for_warm_up(config: RunConfig) -> Environment:
+    """The run's first environment. The others are loaded too: what they refuse would be told after a warm-up."""
+    loaded: dict[str, Environment] = {}
+    wanted = config.orchestrator
+    for spec in (*wanted.envs, *(wanted.eval_envs if wanted.eval.num_examples != 0 else ())):
+        key = f"{spec.id}?{json.dumps(spec.args, sort_keys=True, default=str)}"
+        if key not in loaded:
+            loaded[key] = load_environment(spec.id, **spec.args)
+    return next(iter(loaded.values()))
+
+
+def _write_demonstrations(run_dir: RunDir, config: RunConfig, env: Environment, given: bytes | None) -> None:
+    path = run_dir.path / "sft" / "demonstrations.jsonl"
     if given is not None:
-        write_atomic(run_dir.path / "sft" / "demonstrations.jsonl", given)
-        return
-    spec = config.orchestrator.envs[0]
-    env = load_environment(spec.id, **spec.args)
-    write_demonstrations(run_dir.path / "sft" / "demonstrations.jsonl", env, env_id=spec.id)
+        write_atomic(path, given)
+    else:
+        write_demonstrations(path, env, env_id=config.orchestrator.envs[0].id)
 
 
 def write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:

@@ -32,7 +32,7 @@ from mettle.runs.cluster.placement import (
 from mettle.runs.cluster.sandboxes import client_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
-from mettle.runs.create import create_run, new_run_name, read_run_config
+from mettle.runs.create import check_config, create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
 from mettle.runs.launcher import IMPORTS, Launcher, LocalLauncher
@@ -41,6 +41,7 @@ from mettle.runs.membership import membership
 from mettle.runs.mending import mend_batches, mend_ledger
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.progress import RunProgress
+from mettle.runs.remaking import has_failed_early
 from mettle.runs.shares import NamedRun, check_joining, join_config, with_base
 from mettle.runs.summary import summarise
 from mettle.runs.supervisor import StopSignals, Supervisor
@@ -112,6 +113,7 @@ def resume(path: Path, *, is_quiet: bool = False, begun: Importer | None = None)
         mend_ledger(run_dir)
     if is_finished(path):
         raise UserError(f"run {run_dir.name} is finished; `mettle rl metrics {path}` shows its figures")
+    check_config(read_run_config(run_dir))
     return drive(run_dir, is_quiet=is_quiet, begun=begun)
 
 
@@ -360,9 +362,12 @@ def _supervise(
     journal.set_fact("failure", supervisor.failure)
     if supervisor.failure is not None:
         journal.set_fact("state", "failed")
-        kind = UserError if supervisor.failure_code == UserError.exit_code else ServiceError
-        raise kind(
-            f"{supervisor.failure} (logs in {run_dir.logs}; `mettle rl resume {run_dir.path}` continues the run)"
+        is_mistake = supervisor.failure_code == UserError.exit_code
+        how = "continues the run"
+        if is_mistake and has_failed_early(run_dir, ledger):
+            how = "tries again, and `mettle rl run` with other settings makes the run anew, as nothing is trained yet"
+        raise (UserError if is_mistake else ServiceError)(
+            f"{supervisor.failure} (logs in {run_dir.logs}; `mettle rl resume {run_dir.path}` {how})"
         )
     if signals.is_interrupted:
         journal.set_fact("state", "stopped")

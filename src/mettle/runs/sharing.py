@@ -23,6 +23,7 @@ from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import read_run_config
+from mettle.runs.devices import check_devices
 from mettle.runs.keys import run_keys
 from mettle.runs.launch import is_finished
 from mettle.runs.launcher import IMPORTS, IMPORTS_OF_RUNS, MEMBER, LocalLauncher
@@ -126,6 +127,7 @@ def drive_share(share: ShareDir, *, tell: Callable[[str], None] = lambda line: N
     if not (base / "config.json").exists():
         raise UserError(f"the base of the share, {base}, is gone; put it back, and resume")
     run_dir = share.as_run
+    check_devices(read_run_config(RunDir(share.runs / names[0])))
     with RunLock(run_dir):
         setup_logging(run_dir.logs / "supervisor.log", is_terminal=False)
         ledger = Ledger(run_dir.ledger)
