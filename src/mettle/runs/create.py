@@ -128,11 +128,6 @@ def check_variables(config: RunConfig) -> None:
         )
 
 
-def read_run_config(run_dir: RunDir) -> RunConfig:
-    """The config that a run was made with."""
-    return RunConfig.model_validate(json.loads(run_dir.config("run").read_text()))
-
-
 def _check_environments(config: RunConfig) -> None:
     """A name that nothing answers to, and an argument that it does not take, are told before anything is made. None of
     their code is run for that."""

@@ -32,7 +32,7 @@ from mettle.runs.cluster.placement import (
 from mettle.runs.cluster.sandboxes import client_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
-from mettle.runs.create import check_config, create_run, new_run_name, read_run_config
+from mettle.runs.create import check_config, create_run, new_run_name
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
 from mettle.runs.launcher import IMPORTS, Launcher, LocalLauncher
@@ -43,6 +43,7 @@ from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.progress import RunProgress
 from mettle.runs.remaking import has_failed_early
 from mettle.runs.shares import NamedRun, check_joining, join_config, with_base
+from mettle.runs.stored import mend_config, read_run_config
 from mettle.runs.summary import summarise
 from mettle.runs.supervisor import StopSignals, Supervisor
 from mettle.runs.tracking import Mirror, make_trackers
@@ -130,11 +131,11 @@ def drive(
     `on_page` is called once with the address of the run page when it answers. `twin` forks an orchestrator, and `begun`
     (see `head_start`) what needs torch.
     """
-    config = read_run_config(run_dir)
     with RunLock(run_dir):
         setup_logging(run_dir.logs / "supervisor.log", is_terminal=False)
         ledger = Ledger(run_dir.ledger)
         try:
+            config = mend_config(run_dir, ledger.journal)
             mend_batches(run_dir, ledger)
             with _places(run_dir, config, twin, begun) as launcher:
                 return _supervise(run_dir, ledger, config, launcher, is_quiet=is_quiet, on_page=on_page)

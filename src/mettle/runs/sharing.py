@@ -23,13 +23,13 @@ from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.adapter_watch import FACT, AdapterWatch
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
-from mettle.runs.create import read_run_config
 from mettle.runs.devices import check_devices
 from mettle.runs.keys import run_keys
 from mettle.runs.launch import is_finished
 from mettle.runs.launcher import IMPORTS, IMPORTS_OF_RUNS, MEMBER, LocalLauncher
 from mettle.runs.lock import RunLock
 from mettle.runs.ports import free_port, is_port_free
+from mettle.runs.stored import read_run_config
 from mettle.runs.supervisor import StopSignals, Supervisor
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
