@@ -192,7 +192,8 @@ class RetryConfig(_Section):
     """What happens to a group whose rollouts failed."""
 
     max_attempts: int = Field(default=3, ge=1)
-    """How often a task is rolled out before it is dropped. Failures while the engine is down don't count."""
+    """How often a task is rolled out before it is dropped. Failures while the engine or every sandbox service is gone
+    don't count, and those whose worker processes died count by themselves."""
     retried: list[str] = Field(default_factory=lambda: ["provider", "sandbox", "timeout"])
     """Kinds of error worth another attempt; the others (environment, judge, overlong) drop the group at once."""
     backoff_s: float = Field(default=0.5, gt=0.0)
