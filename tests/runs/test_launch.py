@@ -8,7 +8,7 @@ import pytest
 from mettle.envs.sandboxes.shared import SANDBOX_ENV
 from mettle.errors import UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.runs.create import check_variables, create_run, write_configs
+from mettle.runs.create import check_config, check_variables, create_run, write_configs
 from mettle.runs.keys import run_keys
 from mettle.runs.launch import RUN_TOKEN_ENV, load_run_config, process_specs, resume
 from mettle.sandbox import SandboxConfig
@@ -85,6 +85,19 @@ def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
     file.write_text(TEXT + ON_NODES)
     with pytest.raises(UserError, match=r"worker_variables names JUDGE_KEY, which this environment does not set"):
         check_variables(load_run_config([file]).config)
+
+
+def test_what_another_engine_needs_here_is_looked_for(tmp_path, monkeypatch):
+    (file := tmp_path / "run.toml").write_text(TEXT)
+    vllm = ["--inference.engine", "vllm", "--inference.vllm.python", str(tmp_path / "no-python")]
+    with pytest.raises(UserError, match=r"inference\.vllm\.python is .*no-python, and there is no such file"):
+        check_config(load_run_config([file], vllm).config)
+    monkeypatch.delenv("METTLE_REMOTE_ADMIN_KEY", raising=False)
+    remote = ["--inference.engine", "remote", "--inference.remote.urls", '["http://127.0.0.1:9/v1"]']
+    with pytest.raises(UserError, match="METTLE_REMOTE_ADMIN_KEY is not set: it holds the admin key"):
+        check_config(load_run_config([file], remote).config)
+    monkeypatch.setenv("METTLE_REMOTE_ADMIN_KEY", "k")
+    check_config(load_run_config([file], remote).config)
 
 
 def test_a_run_whose_making_was_killed_is_none_and_is_made_again(tmp_path, monkeypatch):

@@ -20,20 +20,20 @@ MLP = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
 def model(tmp_path):
     """A model's folder without weights: two layers of these modules, each expert of a mixture by itself."""
 
-    def make(model_type="qwen3", modules=(*ATTENTION, *MLP), *, is_tied=False, more=()):
+    def make(model_type="qwen3", modules=(*ATTENTION, *MLP), *, is_tied=False, more=(), **settings):
         shapes = {"model.embed_tokens.weight": [10, 8], "model.norm.weight": [8]}
         shapes |= {f"model.layers.{layer}.{module}.weight": [8, 8] for layer in (0, 1) for module in modules}
         shapes |= dict(more)
         header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
         (tmp_path / "model-00001.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        about = {"model_type": model_type, "tie_word_embeddings": is_tied}
+        about = {"model_type": model_type, "tie_word_embeddings": is_tied, **settings}
         (tmp_path / "config.json").write_text(json.dumps(about))
         return tmp_path
 
     return make
 
 
-def check(path, lora=None, **trainer):
+def check(path, lora=None, *, inference=None, **trainer):
     ranks = trainer.get("expert_parallel", 1)
     model = {} if path is None else {"path": path}
     check_network(
@@ -42,6 +42,7 @@ def check(path, lora=None, **trainer):
                 "model": {**model, **({} if lora is None else {"lora": lora})},
                 "orchestrator": {"envs": [{"id": "reverse-text"}]},
                 "trainer": trainer,
+                "inference": inference or {},
                 "deployment": {"num_trainer_ranks": ranks},
             }
         )
@@ -117,9 +118,28 @@ def test_what_the_files_do_not_tell_is_left_to_the_trainer(model, tmp_path):
     check(tmp_path, {"target_modules": ["q_porj"]}, expert_parallel=2)
 
 
+def test_sequences_are_no_longer_than_the_model_has_positions(model):
+    path = model(max_position_embeddings=64)
+    check(path, inference={"max_model_len": 64})
+    check(None, inference={"max_model_len": 1024})
+    check(model(), inference={"max_model_len": 10**6})
+    for here, wanted, there in ((model(max_position_embeddings=64), 65, 64), (None, 1025, 1024)):
+        with pytest.raises(
+            UserError, match=f"max_model_len is {wanted}, and the model has {there} positions: lower it"
+        ):
+            check(here, inference={"max_model_len": wanted})
+
+
+def test_experts_are_recorded_where_there_are_some(model):
+    check(model("qwen3_moe", [*ATTENTION, *EXPERTS]), inference={"record_experts": True})
+    check(model("another", [*ATTENTION]), inference={"record_experts": True})
+    for path in (model(), None):
+        with pytest.raises(UserError, match="record_experts is for mixtures of experts, and this model is dense"):
+            check(path, inference={"record_experts": True})
+
+
 def test_a_torn_description_is_named(model):
     path = model()
     (path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
         check(path, {})
-    check(path)

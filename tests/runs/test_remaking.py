@@ -1,4 +1,4 @@
-"""A run that failed over a mistake before it trained anything is no obstacle to the one without the mistake."""
+"""A run that failed over a mistake before it did anything is no obstacle to the one without the mistake."""
 
 import json
 from contextlib import closing
@@ -7,12 +7,14 @@ import pytest
 from stories import ENVIRONMENTS
 
 from mettle.errors import UserError
+from mettle.records.tasks import DropReason, GroupRecord
 from mettle.records.versions import WeightVersion
 from mettle.runs.create import create_run
 from mettle.runs.launch import drive, load_run_config
 from mettle.runs.lock import RunLock
 from mettle.runs.remaking import can_be_made_again
 from mettle.storage.ledger import Ledger
+from mettle.storage.shards import BlockRef
 
 MISTAKEN = '[{id = "reverse-text", args = {num_train = -1, num_eval = 8}}]'
 MENDED = '[{id = "reverse-text", args = {num_train = 64, num_eval = 8}}]'
@@ -76,6 +78,17 @@ def test_versions_and_warm_ups_are_never_cleared(made):
     assert not can_be_made_again(run_dir)
     with pytest.raises(UserError, match="there is a run at"):
         made()
+
+
+def test_groups_that_were_rolled_out_are_never_cleared(made):
+    run_dir = made()
+    fail(run_dir)
+    with closing(Ledger(run_dir.ledger)) as ledger:
+        (draw,) = ledger.draw_tasks([("words", "uid", 0, 0)])
+        ledger.dispatch(draw.draw_id)
+        assert can_be_made_again(run_dir)
+        ledger.record_scored(GroupRecord(draw, 0, ()), BlockRef("shard-00000.bin", 0, 1), drop=DropReason.ERRORS)
+    assert not can_be_made_again(run_dir)
 
 
 def test_a_warm_up_that_has_begun_is_kept(made, tmp_path):

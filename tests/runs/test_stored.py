@@ -61,6 +61,8 @@ IDLE = {
     "a teacher that nobody asks": {"trainer.distillation.teacher": "/teacher"},
     "pools": {"orchestrator.curriculum.hard_below": 0.1, "orchestrator.curriculum.easy_weight": 2.0},
     "of an evaluation": {"orchestrator.eval.envs.0.ratio": 3.0, "orchestrator.eval.envs.0.algorithm": "rloo"},
+    "of no broadcast": {"trainer.weight_broadcast_host": "10.0.0.1"},
+    "models of other places": {"trainer.model": "/m", "orchestrator.model": "/m"},
     "two at once": {"trainer.scheduler.decay_steps": 5, "orchestrator.eval.envs.0.algorithm": "rloo"},
 }
 

@@ -92,7 +92,7 @@ def has_policy(config: RunConfig) -> bool:
 
 
 def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
-    """Raises: UserError when no run of this config can be made at `path`, where one that has failed before it trained
+    """Raises: UserError when no run of this config can be made at `path`, where one that has failed before it did
     anything would give way. Nothing is made."""
     config = loaded.config
     run_dir = RunDir(path.resolve())
@@ -115,6 +115,7 @@ def check_config(config: RunConfig) -> None:
     """Raises: UserError for what no run of this config can be trained with on this machine, be it new or resumed.
     Nothing of an environment runs for that, and torch is not imported."""
     _check_environments(config)
+    _check_engine(config)
     check_devices(config)
     check_network(config)
 
@@ -133,6 +134,17 @@ def _check_environments(config: RunConfig) -> None:
     their code is run for that."""
     for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs):
         check_arguments(spec.id, resolve_environment(spec.id), spec.args)
+
+
+def _check_engine(config: RunConfig) -> None:
+    """What an engine that is not Mettle's needs here: vLLM's interpreter, the keys of servers that run already."""
+    engine = config.inference
+    if engine.vllm is not None and config.deployment.engine == "local" and not engine.vllm.python.exists():
+        raise UserError(f"inference.vllm.python is {engine.vllm.python}, and there is no such file")
+    if engine.remote is not None and not os.environ.get(engine.remote.admin_key_env):
+        raise UserError(
+            f"{engine.remote.admin_key_env} is not set: it holds the admin key of the servers in inference.remote"
+        )
 
 
 def _check_port(config: RunConfig) -> None:

@@ -366,7 +366,7 @@ def _supervise(
         is_mistake = supervisor.failure_code == UserError.exit_code
         how = "continues the run"
         if is_mistake and has_failed_early(run_dir, ledger):
-            how = "tries again, and `mettle rl run` with other settings makes the run anew, as nothing is trained yet"
+            how = "tries again, and `mettle rl run` with other settings makes the run anew, as it has done nothing yet"
         raise (UserError if is_mistake else ServiceError)(
             f"{supervisor.failure} (logs in {run_dir.logs}; `mettle rl resume {run_dir.path}` {how})"
         )

@@ -1,8 +1,8 @@
 """What a config asks of the model's network, held against the model's files before anything is made.
 
-Parts: `check_network`: the modules that are to get an adapter, and the experts that ranks are to share. Invariant: what
-is refused here the trainer would refuse, too; where the files do not tell the network's modules (a family whose
-checkpoints have other names than its network) it is left to the trainer.
+Parts: `check_network`: the modules that are to get an adapter, the experts that ranks are to share or the engine to
+name, and how long sequences may be. Invariant: what is refused here trainer or engine refuse, too; where the files
+do not tell the network's modules (a family whose checkpoints have other names than its network) it is left to them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ _PRESET_MODULES = (
 
 
 def check_network(config: RunConfig) -> None:
-    """Raises: UserError for an adapter on modules that the model does not have, and for experts that it does not have
-    or that cannot be shared out."""
+    """Raises: UserError for an adapter on modules that the model does not have, for experts that it does not have or
+    that cannot be shared out, and for longer sequences than it has positions."""
     trainer, folder = config.trainer, config.model.path
+    about = {} if folder is None else _read(folder / "config.json")
+    if config.inference.engine == "embedded":
+        _check_engine(config, about)
     if trainer.lora is None and trainer.expert_parallel == 1:
         return
-    about = {} if folder is None else _read(folder / "config.json")
     shapes = {} if folder is None else shapes_in(folder)
     if folder is not None and not shapes:
         return
@@ -54,6 +56,17 @@ def check_network(config: RunConfig) -> None:
     elif (family := FAMILIES.get(str(about.get("model_type")))) is not None:
         is_tied = bool(about.get("tie_word_embeddings", family.defaults.get("tie_word_embeddings", False)))
         choose_targets([*_modules(shapes), HEAD], trainer.lora, head=HEAD, is_tied=is_tied)
+
+
+def _check_engine(config: RunConfig, about: Mapping[str, object]) -> None:
+    is_made = config.model.path is None
+    positions = PRESETS[config.model.preset].max_positions if is_made else about.get("max_position_embeddings")
+    wanted = config.inference.max_model_len
+    if wanted is not None and isinstance(positions, int) and wanted > positions:
+        raise UserError(f"inference.max_model_len is {wanted}, and the model has {positions} positions: lower it")
+    family = FAMILIES.get(str(about.get("model_type")))
+    if config.inference.record_experts and (is_made or (family is not None and not family.has_experts)):
+        raise UserError("inference.record_experts is for mixtures of experts, and this model is dense: leave it out")
 
 
 def _read(file: Path) -> Mapping[str, object]:

@@ -1,6 +1,7 @@
-"""A run that ended over a mistake before it trained anything is made anew in its place, by the command that made it.
+"""A run that ended over a mistake before it had done anything is made anew in its place, by the command that made it.
 
-Parts: `can_be_made_again`, `clear`. Invariant: what has cost training (a warm-up, too) is never cleared.
+Parts: `can_be_made_again`, `clear`. Invariant: what somebody waited for (steps, a warm-up, groups of rollouts) is never
+cleared.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 
+from mettle.records.tasks import TaskState
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
 _MADE = ("model", "sft", "weights", "batches", "rollouts", "checkpoints", "outside", "beats", "endpoints")
 """Folders that belong to what is given up; the logs stay."""
+_UNTOUCHED = {TaskState.PENDING.value, TaskState.IN_FLIGHT.value}
 
 
 def can_be_made_again(run_dir: RunDir) -> bool:
-    """Whether there is a run here that has failed, is not being resumed, and has trained nothing."""
+    """Whether there is a run here that has failed, is not being resumed, and has done nothing."""
     if not run_dir.ledger.exists():
         return False
     ledger = Ledger(run_dir.ledger, is_read_only=True)
@@ -30,8 +33,8 @@ def can_be_made_again(run_dir: RunDir) -> bool:
 def has_failed_early(run_dir: RunDir, ledger: Ledger) -> bool:
     """Whether the run has failed and nothing would be lost with it."""
     journal, newest = ledger.journal, ledger.newest_version()
-    is_new = newest is None or newest.weights.version == 0
-    if journal.fact("state") != "failed" or not is_new or ledger.last_batch() is not None:
+    is_new = (newest is None or newest.weights.version == 0) and ledger.task_counts().keys() <= _UNTOUCHED
+    if journal.fact("state") != "failed" or not is_new:
         return False
     is_warming = json.loads(run_dir.config("run").read_text())["warm_up"]["enabled"]
     is_warmed = journal.fact("is_warm") or (run_dir.path / "sft" / "checkpoints").exists()

@@ -60,7 +60,7 @@ class RLTrainer:
     def train(self) -> RunOutcome:
         """Train to the end, or from where the run in the directory was cut off; returns what came of it.
 
-        A run that is finished is not begun again; one that failed before it trained anything is made anew. Raises:
+        A run that is finished is not begun again; one that failed before it did anything is made anew. Raises:
         UserError, ServiceError when it cannot go on.
         """
         if not (self.directory / "run.db").exists() or can_be_made_again(RunDir(self.directory.resolve())):

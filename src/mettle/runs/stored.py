@@ -17,12 +17,13 @@ from pydantic import BaseModel, ValidationError
 
 from mettle.config import Loaded
 from mettle.errors import UserError
+from mettle.inference.config import AUDITORS, IDLE_WITH_VLLM, InferenceConfig
 from mettle.orchestrator.config import POOLS, TRAINS_ONLY, CurriculumConfig, EnvConfig, OrchestratorConfig
-from mettle.runs.config import ModelConfig, RunConfig
+from mettle.runs.config import OF_AN_ENGINE, ModelConfig, RunConfig
 from mettle.runs.create import write_configs
 from mettle.storage.journal import Journal
 from mettle.storage.run_dir import RunDir
-from mettle.trainer.config import DistillationConfig, OptimConfig, SchedulerConfig
+from mettle.trainer.config import DistillationConfig, OptimConfig, SchedulerConfig, TrainerConfig
 
 Table = dict[str, Any]
 
@@ -33,22 +34,32 @@ class _Idle:
 
     model: type[BaseModel]
     keys: tuple[str, ...]
-    is_idle: Callable[[Mapping[str, Any]], bool] = lambda table: True
+    is_idle: Callable[[Mapping[str, Any]], bool] = lambda _: True
+
+
+def _is_only(inference: Mapping[str, Any], engine: str) -> bool:
+    """Without an embedded engine beside it that audits workers from outside."""
+    return inference.get("engine") == engine and inference.get("outside") is None
 
 
 _RECIPE = {
-    "scheduler": _Idle(SchedulerConfig, ("decay_steps", "min_lr_ratio"), lambda table: table.get("type") == "constant"),
-    "optim": _Idle(OptimConfig, ("momentum",), lambda table: table.get("type") == "adamw"),
+    "scheduler": _Idle(SchedulerConfig, ("decay_steps", "min_lr_ratio"), lambda t: t.get("type") == "constant"),
+    "optim": _Idle(OptimConfig, ("momentum",), lambda t: t.get("type") == "adamw"),
 }
-_CURRICULUM = _Idle(CurriculumConfig, POOLS, lambda table: table.get("sampler") == "standard")
-_IDLE = {
-    "model": _Idle(ModelConfig, ("preset",), lambda table: table.get("path") is not None),
-    **{f"{place}.{name}": idle for place in ("trainer", "warm_up.sft") for name, idle in _RECIPE.items()},
-    "trainer.distillation": _Idle(DistillationConfig, ("jsd_weight",), lambda table: table.get("divergence") != "jsd"),
-    "orchestrator.curriculum": _CURRICULUM,
-    "orchestrator.envs.*.curriculum": _CURRICULUM,
-    "orchestrator.eval.envs.*": _Idle(EnvConfig, TRAINS_ONLY),
-}
+_CURRICULUM = _Idle(CurriculumConfig, POOLS, lambda t: t.get("sampler") == "standard")
+_IDLE = (
+    ("model", _Idle(ModelConfig, ("preset",), lambda t: t.get("path") is not None)),
+    *((f"{place}.{name}", idle) for place in ("trainer", "warm_up.sft") for name, idle in _RECIPE.items()),
+    ("trainer.distillation", _Idle(DistillationConfig, ("jsd_weight",), lambda t: t.get("divergence") != "jsd")),
+    ("trainer", _Idle(TrainerConfig, ("weight_broadcast_host",), lambda t: t.get("weight_broadcast") == "file")),
+    ("trainer", _Idle(TrainerConfig, ("model",))),
+    ("orchestrator", _Idle(OrchestratorConfig, ("model",))),
+    ("orchestrator.curriculum", _CURRICULUM),
+    ("orchestrator.envs.*.curriculum", _CURRICULUM),
+    ("orchestrator.eval.envs.*", _Idle(EnvConfig, TRAINS_ONLY)),
+    ("inference", _Idle(InferenceConfig, (*IDLE_WITH_VLLM, *AUDITORS), lambda t: _is_only(t, "vllm"))),
+    ("inference", _Idle(InferenceConfig, OF_AN_ENGINE, lambda t: _is_only(t, "remote"))),
+)
 """Settings that earlier releases took without effect, by the table that has them."""
 
 
@@ -96,7 +107,7 @@ def _read(run_dir: RunDir) -> tuple[RunConfig, list[str]]:
 
 def _leave_out(tree: Table) -> Iterator[str]:
     """Take what is without effect out of a config's tree; the dotted keys of what had been set."""
-    for place, idle in _IDLE.items():
+    for place, idle in _IDLE:
         yield from _taken(tree, place, idle)
     wanted = _kinds_of_teaching(tree)
     if not wanted:

@@ -323,6 +323,11 @@ class TrainerConfig(BaseModel):
                 f"weight_broadcast {self.weight_broadcast!r} is for full weights: adapters are a few hundred kB and go"
                 " by file; leave it out"
             )
+        host = self.weight_broadcast_host
+        if self.weight_broadcast == "file" and host != type(self).model_fields["weight_broadcast_host"].default:
+            raise ValueError(
+                f"weight_broadcast_host {host!r} is of a broadcast, and weight_broadcast is 'file': leave it out"
+            )
         if self.compile and self.lora is not None:
             raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
         if self.cpu_offload and self.device == "cpu":
