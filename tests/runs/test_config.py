@@ -50,6 +50,18 @@ def made(orchestrator=None, **tables):
         ({"trainer": {"scheduler": {"min_lr_ratio": 0.1}}}, "min_lr_ratio 0.1 is of a decay"),
         ({"warm_up": {"demonstrations": "x.jsonl"}}, "of a warm-up, which nobody has asked for: say enabled = true"),
         ({"warm_up": {"sft": {"target_reward": 0.4}}}, "of a warm-up, which nobody has asked for: say enabled = true"),
+        (
+            {"warm_up": {"enabled": True, "sft": {"max_steps": 20}}},
+            r"sft\.probe\.first_step 30 is beyond sft\.max_steps 20: nothing would be measured",
+        ),
+        (
+            {"warm_up": {"enabled": True, "sft": {"probe": {"env_args": {"seed": 3}}}}},
+            "env_args are of an environment of the probe's own: name it in `env`",
+        ),
+        (
+            {"orchestrator": {"max_lag": 0, "max_staleness": 0, "min_inflight_groups": 2}},
+            r"min_inflight_groups \(2\) is of runs in which tokens may be stale",
+        ),
         ({"orchestrator": {"share": "s"}}, r"orchestrator\.share is the run's own; say deployment\.share"),
         ({"deployment": {"engine": "ray", "share": "s"}}, r"deployment\.share is of one machine"),
         ({"deployment": {"engine": "ray"}, "inference": REMOTE}, "names servers that run already"),

@@ -16,6 +16,8 @@ from mettle.trainer.config import TrainerConfig, read_config
 
 TEXT = """
 max_steps = 2
+orchestrator.max_lag = 0
+orchestrator.max_staleness = 0
 
 [[orchestrator.envs]]
 id = "reverse-text"
@@ -63,6 +65,8 @@ IDLE = {
     "of an evaluation": {"orchestrator.eval.envs.0.ratio": 3.0, "orchestrator.eval.envs.0.algorithm": "rloo"},
     "of no broadcast": {"trainer.weight_broadcast_host": "10.0.0.1"},
     "models of other places": {"trainer.model": "/m", "orchestrator.model": "/m"},
+    "of the run's own environment": {"warm_up.sft.probe.env_args": {"seed": 3}},
+    "of runs that are not synchronous": {"orchestrator.min_inflight_groups": 2},
     "two at once": {"trainer.scheduler.decay_steps": 5, "orchestrator.eval.envs.0.algorithm": "rloo"},
 }
 
@@ -89,7 +93,10 @@ def test_what_had_no_effect_is_left_out_once_and_said(older, changes, capsys):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.loss.ratio": "none"}, "ratio 'none' takes every token as sampled from the policy of its step"),
+        (
+            {"trainer.loss.ratio": "none", "orchestrator.max_staleness": 2},
+            "ratio 'none' takes every token as sampled from the policy of its step",
+        ),
         ({"trainer.loss.adv_tau": 0.0}, r"trainer\.loss\.default\.adv_tau: Input should be greater than 0"),
         ({"model.path": "/gone"}, "path '/gone' holds no model: it has no config.json"),
         ({"orchestrator.no_such": 1}, r"orchestrator\.no_such: Extra inputs are not permitted"),

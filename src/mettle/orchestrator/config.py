@@ -392,6 +392,11 @@ class OrchestratorConfig(_Section):
                 f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size}): "
                 f"take {lower} or {lower + self.group_size}"
             )
+        if self.is_synchronous and self.min_inflight_groups is not None:
+            raise ValueError(
+                f"min_inflight_groups ({self.min_inflight_groups}) is of runs in which tokens may be stale: with"
+                " max_staleness 0 as many groups are open as there may be; leave it out"
+            )
         if (self.min_inflight_groups or 1) > self.inflight_groups:
             raise ValueError(
                 f"min_inflight_groups ({self.min_inflight_groups}) is above the most that are open at once "

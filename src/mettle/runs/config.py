@@ -89,6 +89,11 @@ class WarmUpConfig(BaseModel):
         is_set_up = "demonstrations" in said or ("sft" in said and bool(self.sft.model_fields_set - {"seed"}))
         if is_set_up and "enabled" not in said:
             raise ValueError("demonstrations and sft are of a warm-up, which nobody has asked for: say enabled = true")
+        if self.enabled and (first := self.sft.probe.first_step) > self.sft.max_steps:
+            raise ValueError(
+                f"sft.probe.first_step {first} is beyond sft.max_steps {self.sft.max_steps}: nothing would be measured,"
+                " and the warm-up never over; lower it"
+            )
         return self
 
 

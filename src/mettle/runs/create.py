@@ -132,8 +132,12 @@ def check_variables(config: RunConfig) -> None:
 def _check_environments(config: RunConfig) -> None:
     """A name that nothing answers to, and an argument that it does not take, are told before anything is made. None of
     their code is run for that."""
-    for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs):
-        check_arguments(spec.id, resolve_environment(spec.id), spec.args)
+    named = [(spec.id, spec.args) for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs)]
+    probe = config.warm_up.sft.probe
+    if config.warm_up.enabled and probe.env is not None:
+        named.append((probe.env, probe.env_args))
+    for env_id, args in named:
+        check_arguments(env_id, resolve_environment(env_id), args)
 
 
 def _check_engine(config: RunConfig) -> None:

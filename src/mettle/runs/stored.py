@@ -23,7 +23,7 @@ from mettle.runs.config import OF_AN_ENGINE, ModelConfig, RunConfig
 from mettle.runs.create import write_configs
 from mettle.storage.journal import Journal
 from mettle.storage.run_dir import RunDir
-from mettle.trainer.config import DistillationConfig, OptimConfig, SchedulerConfig, TrainerConfig
+from mettle.trainer.config import DistillationConfig, OptimConfig, ProbeConfig, SchedulerConfig, TrainerConfig
 
 Table = dict[str, Any]
 
@@ -53,7 +53,9 @@ _IDLE = (
     ("trainer.distillation", _Idle(DistillationConfig, ("jsd_weight",), lambda t: t.get("divergence") != "jsd")),
     ("trainer", _Idle(TrainerConfig, ("weight_broadcast_host",), lambda t: t.get("weight_broadcast") == "file")),
     ("trainer", _Idle(TrainerConfig, ("model",))),
+    ("warm_up.sft.probe", _Idle(ProbeConfig, ("env_args",), lambda t: t.get("env") is None)),
     ("orchestrator", _Idle(OrchestratorConfig, ("model",))),
+    ("orchestrator", _Idle(OrchestratorConfig, ("min_inflight_groups",), lambda t: t.get("max_staleness") == 0)),
     ("orchestrator.curriculum", _CURRICULUM),
     ("orchestrator.envs.*.curriculum", _CURRICULUM),
     ("orchestrator.eval.envs.*", _Idle(EnvConfig, TRAINS_ONLY)),

@@ -358,6 +358,12 @@ class ProbeConfig(BaseModel):
     interval: int = Field(default=5, ge=1)
     """Steps between measurements."""
 
+    @model_validator(mode="after")
+    def _is_used(self) -> ProbeConfig:
+        if self.env_args and self.env is None:
+            raise ValueError("env_args are of an environment of the probe's own: name it in `env`, or leave them out")
+        return self
+
 
 class SftConfig(BaseModel):
     """A supervised warm-up on demonstrations: RUN/config/sft.json. The defaults are the tiny preset's recipe."""

@@ -127,6 +127,14 @@ def test_a_gpu_that_is_not_there_is_told_before_a_run_is_made(refused, monkeypat
         )
 
 
+def test_what_the_warm_up_measures_with_is_looked_at_too(refused):
+    probe = ("--warm_up.enabled", "true", "--warm_up.sft.probe.env")
+    assert "did you mean 'reverse-text'?" in refused(*probe, "reverse-txt")
+    assert "takes no argument 'num_trian'" in refused(
+        *probe, "reverse-text", "--warm_up.sft.probe.env_args.num_trian", 3
+    )
+
+
 def test_a_teacher_that_does_not_answer_is_told_before_anything_is_made(config, refused):
     config.write_text(CONFIG + '\n[orchestrator.services.reference]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
     assert "service 'reference' cannot be asked" in refused("--orchestrator.algorithm", "reference_kl")
