@@ -9,7 +9,7 @@ from mettle.envs.workers.spawn import WorkerDied
 from mettle.errors import ProviderError, UserError
 from mettle.orchestrator.admission import (
     ENVIRONMENT_KINDS,
-    HOUSE_ERRORS,
+    LOSSES,
     WORKER_ERRORS,
     Admission,
     AdmissionGate,
@@ -107,9 +107,9 @@ def test_what_the_run_has_lost_is_never_the_tasks_failure():
         ("judge", "J -> NoService"),
     ):
         lost = [rollout(None, "environment"), *(rollout(None, kind, chain=chain) for _ in range(3))]
-        verdict = judged(*lost, failures={Blame.TASK: 2, Blame.WORKER: 2, Blame.HOUSE: 100})
-        assert (verdict.is_retried, verdict.drop, verdict.blame) == (True, None, Blame.HOUSE)
-    assert {NoService.__name__} == HOUSE_ERRORS
+        verdict = judged(*lost, failures={Blame.TASK: 2, Blame.WORKER: 2, Blame.RUN: 100})
+        assert (verdict.is_retried, verdict.drop, verdict.blame) == (True, None, Blame.RUN)
+    assert {NoService.__name__} == LOSSES
     assert {WorkerDied.__name__} == WORKER_ERRORS
     gone = [rollout(None, "sandbox", chain="ServiceLost") for _ in range(4)]
     assert judged(*gone, num_failures=2).drop is DropReason.ERRORS, "one that ended at work may be the task's doing"
@@ -117,7 +117,7 @@ def test_what_the_run_has_lost_is_never_the_tasks_failure():
 
 def test_deaths_of_its_worker_are_counted_by_themselves():
     died = [rollout(None, "sandbox", chain="WorkerDied") for _ in range(4)]
-    verdict = judged(*died, failures={Blame.TASK: 2, Blame.WORKER: 1, Blame.HOUSE: 9})
+    verdict = judged(*died, failures={Blame.TASK: 2, Blame.WORKER: 1, Blame.RUN: 9})
     assert (verdict.is_retried, verdict.blame) == (True, Blame.WORKER)
     assert judged(*died, failures={Blame.WORKER: 2}).drop is DropReason.ERRORS
     late = [rollout(None, "timeout") for _ in range(4)]

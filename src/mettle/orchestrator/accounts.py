@@ -144,7 +144,7 @@ class GroupAccounts:
             "group failed and will be tried again",
             extra={"draw_id": draw.draw_id, "env": draw.env_id, "error": found, "failures": failures, "blame": blame},
         )
-        is_lasting = blame is Blame.HOUSE and failures >= LASTING and not self._is_loss_told
+        is_lasting = blame is Blame.RUN and failures >= LASTING and not self._is_loss_told
         if is_lasting and found is not None and found[0] != ProviderError.kind:  # of the engine the updater tells
             self._is_loss_told = True
             text = f"environment {draw.env_id!r} waits for what is gone, and none of its tasks is charged: {found[1]}"

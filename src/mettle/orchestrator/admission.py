@@ -28,7 +28,7 @@ from mettle.records.tokens import Sample
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_KINDS = frozenset({"environment", "judge"})
-HOUSE_ERRORS = frozenset({"NoService"})
+LOSSES = frozenset({"NoService"})
 """Errors, by the names of their classes as records have them, that say nothing of what was rolled out."""
 WORKER_ERRORS = frozenset({"WorkerDied"})
 
@@ -173,14 +173,14 @@ def _failed(
     group: GroupRecord, kinds: Collection[str | None], retry: RetryConfig, failures: Mapping[Blame, int], blame: Blame
 ) -> GroupVerdict:
     is_worthwhile = bool(set(kinds) & set(retry.retried)) and failures.get(blame, 0) + 1 < retry.max_attempts
-    is_retried = is_worthwhile or blame is Blame.HOUSE
+    is_retried = is_worthwhile or blame is Blame.RUN
     return GroupVerdict(group, None if is_retried else DropReason.ERRORS, is_retried=is_retried, blame=blame)
 
 
 def blame_of(failed: Sequence[RolloutRecord]) -> Blame:
     """What the failure of these rollouts of a group is laid to."""
     raised = {name for rollout in failed for name in (rollout.error_chain or rollout.error_type or "").split(" -> ")}
-    return Blame.HOUSE if raised & HOUSE_ERRORS else Blame.WORKER if raised & WORKER_ERRORS else Blame.TASK
+    return Blame.RUN if raised & LOSSES else Blame.WORKER if raised & WORKER_ERRORS else Blame.TASK
 
 
 def _credited(rollout: RolloutRecord, credit: Credit | None) -> RolloutRecord:

@@ -30,7 +30,7 @@ class Blame(StrEnum):
     TASK = "task"
     WORKER = "worker"
     """The process died in which it was rolled out; whose doing that was, nobody knows before it happens again."""
-    HOUSE = "house"
+    RUN = "run"
     """The run has lost its engine or every sandbox service for the time being: no number of these is too many."""
 
 

@@ -138,7 +138,7 @@ class GroupRunner:
                 return
             while self._is_ordered and not self._is_its_turn(group.draw.draw_id):
                 await self._pulse.wait()
-            record, blame = GroupRecord(group.draw, group.version, rollouts), Blame.HOUSE
+            record, blame = GroupRecord(group.draw, group.version, rollouts), Blame.RUN
             if not await self._is_void(record, incarnation):
                 verdict = await self._admission.judge(record, self._dispatcher.failures(group.draw.draw_id))
                 if not verdict.is_retried:
@@ -192,7 +192,7 @@ class GroupRunner:
         draw = group.draw
         prefix = f"t{draw.draw_id}"
         failures = self._dispatcher.failures(draw.draw_id)
-        seed = group_seed(self._seed, prefix, sum(n for blame, n in failures.items() if blame is not Blame.HOUSE))
+        seed = group_seed(self._seed, prefix, sum(n for blame, n in failures.items() if blame is not Blame.RUN))
         sampling = replace(self._sampling, seed=seed)
         request = GroupRequest(draw.env_id, draw.example_id, prefix, self._group_size, sampling)
         try:
