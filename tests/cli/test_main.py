@@ -215,6 +215,37 @@ def test_a_run_that_is_ended_before_there_is_one_says_so_and_leaves_no_process(n
     assert done.stdout.split() == [str(int(fork_server.IS_POSSIBLE)), "0"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("words", "busy", "how"),
+    [
+        (["branch", "."], "branch.branch", "`mettle rl list` shows the branch if it was made already, and"),
+        (["branch", "."], "launch.drive", "`mettle rl resume runs/x-v1` continues the run"),
+        (["share", "x.toml", "--base-model", "m", "--dir", "s"], "launch.load_run_config", "`mettle rl resume s` cont"),
+        (["resume", "s"], "sharing.drive_share", "`mettle rl resume s` continues the share"),
+    ],
+)
+def test_branches_and_shares_end_with_a_line_before_their_supervisor_listens(words, busy, how, number, tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "run.db").touch()
+    if words[0] == "resume":
+        (tmp_path / "s" / "share.json").write_text("{}")
+    code = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "from mettle.storage.run_dir import RunDir\n"
+        "from mettle.runs import branch, launch, sharing\n"
+        "branch.branch = lambda *_: RunDir(Path('runs/x-v1'))\n"
+        f"{busy} = lambda *_, **__: os.kill(os.getpid(), {int(number)})\n"
+        "from mettle.cli.main import main\n"
+        f"main(['rl', *{words}])\n"
+    )
+    done = run_module(tmp_path, code)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.strip().startswith(f"stopped; {how}"), done.stderr
+    assert "\n" not in done.stderr.strip()
+
+
 def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(
         f"{sys.executable} -m mettle.cli --help | true; exit ${{PIPESTATUS[0]}}",

@@ -5,9 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
+from mettle.envs.workers.spawn import WorkerDied
 from mettle.errors import ProviderError, UserError
 from mettle.orchestrator.admission import (
     ENVIRONMENT_KINDS,
+    LOSSES,
+    WORKER_ERRORS,
     Admission,
     AdmissionGate,
     FailureStreak,
@@ -17,19 +20,29 @@ from mettle.orchestrator.admission import (
 from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms, make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.config import CurriculumConfig, RetryConfig
+from mettle.orchestrator.dispatcher import Blame
 from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import InMemoryServices
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
+from mettle.sandbox.service.faults import NoService
 
 
-def rollout(reward, error_kind=None, *, version=0, num_tokens=2, is_truncated=False):
+def rollout(reward, error_kind=None, *, version=0, num_tokens=2, is_truncated=False, chain=None):
     turn = Turn(
         0, np.array([1], np.int32), np.full(num_tokens, 5, np.int32), np.full(num_tokens, -0.5, np.float32),
         np.full(num_tokens, version, np.int32),
     )  # fmt: skip
     error = f"{error_kind} broke" if error_kind else None
     return RolloutRecord(
-        f"r{id(turn)}", reward, {}, [], (turn,), error_kind=error_kind, error=error, is_truncated=is_truncated
+        f"r{id(turn)}",
+        reward,
+        {},
+        [],
+        (turn,),
+        error_kind=error_kind,
+        error=error,
+        is_truncated=is_truncated,
+        error_chain=chain,
     )
 
 
@@ -37,11 +50,11 @@ def group(*rollouts, draw_id=1):
     return GroupRecord(TaskDraw(draw_id, "words", "u", 0, 0), 0, rollouts)
 
 
-def judged(*rollouts, num_failures=0, keep_zero=False, algorithm="grpo", **curriculum):
+def judged(*rollouts, num_failures=0, failures=None, keep_zero=False, algorithm="grpo", **curriculum):
     made = make_algorithm(algorithm, {}) if isinstance(algorithm, str) else algorithm
     judging = judge_group(
-        group(*rollouts), made, InMemoryServices(), retry=RetryConfig(max_attempts=3), num_failures=num_failures,
-        filter_zero_advantages=not keep_zero, gate=AdmissionGate.of(CurriculumConfig(**curriculum)),
+        group(*rollouts), made, InMemoryServices(), retry=RetryConfig(max_attempts=3),
+        failures=failures or {Blame.TASK: num_failures}, filter_zero_advantages=not keep_zero, gate=AdmissionGate.of(CurriculumConfig(**curriculum)),
     )  # fmt: skip
     return asyncio.run(judging)
 
@@ -84,6 +97,32 @@ def test_failures_of_the_surroundings_are_tried_again_until_the_attempts_are_use
     assert judged(*failed).is_retried
     assert judged(*failed, num_failures=1).is_retried
     assert judged(*failed, num_failures=2).drop is DropReason.ERRORS
+
+
+def test_what_the_run_has_lost_is_never_the_tasks_failure():
+    """Also where it comes through the code of an environment or of a judge."""
+    for kind, chain in (
+        ("sandbox", "NoService"),
+        ("sandbox", "SandboxError -> NoService"),
+        ("judge", "J -> NoService"),
+    ):
+        lost = [rollout(None, "environment"), *(rollout(None, kind, chain=chain) for _ in range(3))]
+        verdict = judged(*lost, failures={Blame.TASK: 2, Blame.WORKER: 2, Blame.RUN: 100})
+        assert (verdict.is_retried, verdict.drop, verdict.blame) == (True, None, Blame.RUN)
+    assert {NoService.__name__} == LOSSES
+    assert {WorkerDied.__name__} == WORKER_ERRORS
+    gone = [rollout(None, "sandbox", chain="ServiceLost") for _ in range(4)]
+    assert judged(*gone, num_failures=2).drop is DropReason.ERRORS, "one that ended at work may be the task's doing"
+
+
+def test_deaths_of_its_worker_are_counted_by_themselves():
+    died = [rollout(None, "sandbox", chain="WorkerDied") for _ in range(4)]
+    verdict = judged(*died, failures={Blame.TASK: 2, Blame.WORKER: 1, Blame.RUN: 9})
+    assert (verdict.is_retried, verdict.blame) == (True, Blame.WORKER)
+    assert judged(*died, failures={Blame.WORKER: 2}).drop is DropReason.ERRORS
+    late = [rollout(None, "timeout") for _ in range(4)]
+    assert judged(*late, failures={Blame.TASK: 1, Blame.WORKER: 2}).is_retried
+    assert judged(*late, failures={Blame.TASK: 2}).drop is DropReason.ERRORS
 
 
 @pytest.mark.parametrize("kind", ["environment", "judge", "overlong"])
@@ -129,7 +168,7 @@ def test_a_group_in_which_one_rollout_sampled_something_trains():
 def test_the_last_attempt_is_the_one_that_the_config_says():
     retry, failed = RetryConfig(max_attempts=1), group(rollout(None, "provider"))
     judging = judge_group(
-        failed, make_algorithm("grpo", {}), InMemoryServices(), retry=retry, num_failures=0,
+        failed, make_algorithm("grpo", {}), InMemoryServices(), retry=retry, failures={},
         filter_zero_advantages=True,
     )  # fmt: skip
     verdict = asyncio.run(judging)
@@ -140,7 +179,7 @@ def test_what_the_run_trains_of_a_group_follows_its_filter():
     def samples(*, filters):
         algorithms = RunAlgorithms({"words": ("grpo", {})})
         admission = Admission(algorithms, InMemoryServices(), RetryConfig(), seq_len=9, filter_zero_advantages=filters)
-        verdict = asyncio.run(admission.judge(group(rollout(1.0), rollout(0.0), rollout(0.5)), 0))
+        verdict = asyncio.run(admission.judge(group(rollout(1.0), rollout(0.0), rollout(0.5)), {}))
         return verdict, admission.samples_of(verdict.group)
 
     verdict, kept = samples(filters=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.orchestrator.dispatcher import Dispatcher, Ending
+from mettle.orchestrator.dispatcher import Blame, Dispatcher, Ending
 from mettle.records.tasks import TaskDraw
 
 
@@ -64,7 +64,9 @@ def test_tasks_wait_for_their_time_and_go_oldest_first():
 
 def test_failures_are_forgotten_once_a_task_is_scored():
     dispatcher = Dispatcher(1)
-    assert [dispatcher.count_failure(1), dispatcher.count_failure(1)] == [1, 2]
+    blamed = [Blame.TASK, Blame.WORKER, Blame.RUN, Blame.TASK]
+    assert [dispatcher.count_failure(1, blame) for blame in blamed] == [1, 1, 1, 2]
+    assert dispatcher.failures(1) == {Blame.TASK: 2, Blame.WORKER: 1, Blame.RUN: 1}
     dispatcher.open(draw(1), 0, 0.0)
     dispatcher.end(1, Ending.SCORED)
-    assert dispatcher.num_failures(1) == 0
+    assert dispatcher.failures(1) == {}

@@ -149,7 +149,7 @@ async def test_the_advantages_of_an_environment_that_provides_them_are_those_tha
     admission = Admission(
         RunAlgorithms({"words": choice}), InMemoryServices(), RetryConfig(), seq_len=64, filter_zero_advantages=True
     )
-    verdict = await admission.judge(group, 0)
+    verdict = await admission.judge(group, {})
     assert [r.advantage for r in verdict.group.rollouts] == [-1.25, -0.25, 0.75, 1.75]
     samples = admission.samples_of(verdict.group)
     assert [set(s.advantages[s.loss_mask].tolist()) for s in samples] == [{-1.25}, {-0.25}, {0.75}, {1.75}]

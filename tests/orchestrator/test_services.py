@@ -98,7 +98,7 @@ async def test_a_policy_is_pulled_towards_a_served_one(tmp_path, teacher, servic
     for step in range(1, 17):
         group = GroupRecord(TaskDraw(step, "e", "u", 0, 0), step - 1, tuple(sampled(learner, rng, step, 64)))
         verdict = await judge_group(
-            group, algorithm, services, retry=RetryConfig(), num_failures=0, filter_zero_advantages=True
+            group, algorithm, services, retry=RetryConfig(), failures={}, filter_zero_advantages=True
         )
         assert verdict.is_admitted
         assert all(r.credit is not None and r.advantage is None for r in verdict.group.rollouts)

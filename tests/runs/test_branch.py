@@ -12,7 +12,8 @@ from mettle.orchestrator.simulator import SimulatedWorld, simulate
 from mettle.processes.virtual_time import run_virtually
 from mettle.runs import launch
 from mettle.runs.branch import branch, settings_of
-from mettle.runs.create import read_run_config, write_configs
+from mettle.runs.create import write_configs
+from mettle.runs.stored import read_run_config
 from mettle.storage.checkpoints import write_checkpoint
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir

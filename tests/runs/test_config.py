@@ -50,9 +50,34 @@ def made(orchestrator=None, **tables):
         ({"trainer": {"scheduler": {"min_lr_ratio": 0.1}}}, "min_lr_ratio 0.1 is of a decay"),
         ({"warm_up": {"demonstrations": "x.jsonl"}}, "of a warm-up, which nobody has asked for: say enabled = true"),
         ({"warm_up": {"sft": {"target_reward": 0.4}}}, "of a warm-up, which nobody has asked for: say enabled = true"),
+        (
+            {"warm_up": {"enabled": True, "sft": {"max_steps": 20}}},
+            r"sft\.probe\.first_step 30 is beyond sft\.max_steps 20: nothing would be measured",
+        ),
+        (
+            {"warm_up": {"enabled": True, "sft": {"probe": {"env_args": {"seed": 3}}}}},
+            "env_args are of an environment of the probe's own: name it in `env`",
+        ),
+        (
+            {"orchestrator": {"max_lag": 0, "max_staleness": 0, "min_inflight_groups": 2}},
+            r"min_inflight_groups \(2\) is of runs in which tokens may be stale",
+        ),
         ({"orchestrator": {"share": "s"}}, r"orchestrator\.share is the run's own; say deployment\.share"),
         ({"deployment": {"engine": "ray", "share": "s"}}, r"deployment\.share is of one machine"),
         ({"deployment": {"engine": "ray"}, "inference": REMOTE}, "names servers that run already"),
+        ({"inference": {"model": "/m"}}, r"inference\.model '/m' would be ignored: a run serves and trains the policy of \["),
+        ({"inference": {"version": 3}}, r"inference\.version '3' would be ignored"),
+        ({"inference": {"weights": "/w"}}, r"inference\.weights '/w' would be ignored"),
+        ({"trainer": {"model": "/m"}}, r"trainer\.model '/m' would be ignored"),
+        ({"orchestrator": {"model": "/m"}}, r"orchestrator\.model '/m' would be ignored"),
+        ({"inference": {"served_model_name": "mine"}}, r"'mine' is not what requests ask for .*'policy'\): set both"),
+        ({"orchestrator": {"served_model_name": "mine"}}, r"'policy' is not what requests ask for .*'mine'\): set both"),
+        ({"inference": {**REMOTE, "max_slots": 3}}, r"inference\.max_slots 3 is for an engine that the run starts"),
+        ({"inference": {**REMOTE, "device": "cpu"}}, r"inference\.device 'cpu' is for an engine that the run starts"),
+        ({"inference": {**VLLM, "device": "cuda"}}, r"device is the embedded engine's; say it in vllm\.args"),
+        ({"inference": {**VLLM, "record_experts": True}}, r"record_experts is the embedded engine's"),
+        ({"inference": {**VLLM, "reuse_sampled": True}}, r"reuse_sampled is the embedded engine's"),
+        ({"trainer": {"weight_broadcast_host": "10.0.0.1"}}, "is of a broadcast, and weight_broadcast is 'file'"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_with_what_to_change(tables, said):
@@ -66,6 +91,15 @@ def test_what_goes_together_is_taken():
     room = made(model={"lora": {"rank": 64}}, inference=VLLM).inference.vllm
     assert room is not None
     assert room.lora_rank == 64
+
+
+def test_what_an_engine_beside_others_has_a_use_for_is_taken():
+    audited = {"outside": {"max_lag": 1}, "device": "cpu", "kv_cache_share": 0.1}
+    assert made(inference={**VLLM, **audited}).inference.device == "cpu"
+    assert made(inference={**REMOTE, **audited, "max_slots": 3}).inference.max_slots == 3
+    named = made({"served_model_name": "mine"}, inference={"served_model_name": "mine"})
+    assert named.inference.served_model_name == "mine"
+    assert made(trainer={"weight_broadcast": "gloo", "weight_broadcast_host": "10.0.0.1"})
 
 
 def test_what_is_off_by_a_word_of_its_own_may_be_set_up():

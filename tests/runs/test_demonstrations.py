@@ -10,7 +10,8 @@ import pytest
 from mettle.config import load_config
 from mettle.errors import UserError
 from mettle.runs.config import RunConfig
-from mettle.runs.create import create_run, read_run_config
+from mettle.runs.create import create_run
+from mettle.runs.stored import read_run_config
 
 TOML = '[warm_up]\nenabled = true\ndemonstrations = "chats.jsonl"\n[[orchestrator.envs]]\nid = "reverse-text"\n'
 

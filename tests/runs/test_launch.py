@@ -8,9 +8,9 @@ import pytest
 from mettle.envs.sandboxes.shared import SANDBOX_ENV
 from mettle.errors import UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.runs.create import check_variables, create_run, write_configs
+from mettle.runs.create import check_config, check_variables, create_run, write_configs
 from mettle.runs.keys import run_keys
-from mettle.runs.launch import RUN_TOKEN_ENV, load_run_config, process_specs
+from mettle.runs.launch import RUN_TOKEN_ENV, load_run_config, process_specs, resume
 from mettle.sandbox import SandboxConfig
 from mettle.sandbox.service.tokens import TOKEN_ENV
 from mettle.storage.ledger import Ledger
@@ -87,6 +87,19 @@ def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
         check_variables(load_run_config([file]).config)
 
 
+def test_what_another_engine_needs_here_is_looked_for(tmp_path, monkeypatch):
+    (file := tmp_path / "run.toml").write_text(TEXT)
+    vllm = ["--inference.engine", "vllm", "--inference.vllm.python", str(tmp_path / "no-python")]
+    with pytest.raises(UserError, match=r"inference\.vllm\.python is .*no-python, and there is no such file"):
+        check_config(load_run_config([file], vllm).config)
+    monkeypatch.delenv("METTLE_REMOTE_ADMIN_KEY", raising=False)
+    remote = ["--inference.engine", "remote", "--inference.remote.urls", '["http://127.0.0.1:9/v1"]']
+    with pytest.raises(UserError, match="METTLE_REMOTE_ADMIN_KEY is not set: it holds the admin key"):
+        check_config(load_run_config([file], remote).config)
+    monkeypatch.setenv("METTLE_REMOTE_ADMIN_KEY", "k")
+    check_config(load_run_config([file], remote).config)
+
+
 def test_a_run_whose_making_was_killed_is_none_and_is_made_again(tmp_path, monkeypatch):
     file, model = tmp_path / "run.toml", tmp_path / "model"
     model.mkdir()
@@ -112,3 +125,24 @@ def test_a_run_whose_making_was_killed_is_none_and_is_made_again(tmp_path, monke
     assert run_dir.model.resolve() == model
     with closing(Ledger(run_dir.ledger, is_read_only=True)) as ledger:
         assert ledger.journal.fact("state") == "preparing"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("trainer", "device", "cuda"), "device 'cuda' was asked for"),
+        (("trainer", "lora", {"target_modules": ["q_porj"]}), "no linear module of this model is called 'q_porj'"),
+        (("orchestrator", "envs", [{"id": "reverse-text", "args": {"seed": "s"}}]), "seed is of type int, and not 's'"),
+    ],
+)
+def test_a_run_that_goes_on_is_looked_at_like_a_new_one(tmp_path, change, said, monkeypatch):
+    monkeypatch.setattr("mettle.runs.launch.drive", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr("mettle.runs.devices.drivers_of_torch", list)
+    (file := tmp_path / "run.toml").write_text(TEXT)
+    run_dir = create_run(load_run_config([file]), tmp_path / "run")
+    table, key, value = change
+    tree = json.loads(run_dir.config("run").read_text())
+    tree[table][key] = value
+    run_dir.config("run").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=said):
+        resume(run_dir.path)

@@ -83,3 +83,15 @@ def test_a_run_that_was_cut_off_is_continued_and_one_that_is_finished_is_not_beg
     assert trainer.metric("reward/mean") == [(1, 0.25)]
     with pytest.raises(UserError, match="is finished"):
         trainer.train()
+
+
+def test_a_run_that_failed_before_it_trained_is_made_of_the_settings_that_are_there_now(model, tmp_path, monkeypatch):
+    driven = []
+    monkeypatch.setattr(rl_trainer, "drive", lambda run_dir, **_: driven.append(run_dir))
+    monkeypatch.setattr(rl_trainer, "resume", lambda *_, **__: pytest.fail("it was resumed with the mistake"))
+    RLTrainer("reverse-text", model, directory=tmp_path / "run", env_args={"num_train": -1}).train()
+    ledger = Ledger(driven[0].ledger)
+    ledger.journal.set_fact("state", "failed")
+    ledger.close()
+    RLTrainer("reverse-text", model, directory=tmp_path / "run", env_args={"num_train": 8}).train()
+    assert '"num_train": 8' in driven[1].config("run").read_text()

@@ -46,6 +46,21 @@ def named(tmp_path):
     return make
 
 
+def test_a_share_whose_making_was_stopped_is_made_by_the_same_command(base, named, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    runs = [named("a"), named("b")]
+    for where in ("create_run", "ShareDir.write_about"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"mettle.runs.shares.{where}", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                create_share(runs, base, tmp_path / "s")
+        assert [path.name for path in (tmp_path / "s" / "runs").iterdir()] == []
+    (tmp_path / "s" / "model").symlink_to(tmp_path)  # of one that was killed
+    assert create_share(runs, base, tmp_path / "s").model.resolve() == base
+
+
 def test_each_run_gets_a_directory_of_its_own_on_the_common_base(base, named, tmp_path):
     share = create_share([named("a"), named("b", "--max-steps", "3", "--seed", "7")], base, tmp_path / "s")
     assert share.about()["runs"] == ["a", "b"]

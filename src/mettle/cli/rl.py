@@ -19,6 +19,7 @@ from mettle.cli.terminal import (
     check_free,
     find_run,
     going_on,
+    going_on_from_any_stop,
     json_option,
     print_json,
     print_next,
@@ -225,23 +226,25 @@ def branch(
     The new run begins with the weights, the optimiser, the tasks and the figures of RUN's first STEP steps; RUN stays
     as it is, and may be running.
     """
-    from mettle.runs import launch
-    from mettle.runs.branch import branch as make_branch
-    from mettle.storage.run_dir import RunDir
-
     files, overrides = split_arguments(overrides)
     if files:
         raise UserError(f"{files[0]}: a branch takes its settings from RUN; change some with --KEY VALUE")
-    made = make_branch(RunDir.existing(find_run(run)), step, overrides, directory, RUNS)
-    if no_start:
-        if is_json:
-            print_json({"run": made.name, "run_dir": str(made.path)})
-        else:
-            click.echo(f"made {made.path}")
-            print_next(f"mettle rl resume {made.path}")
-        return 0
-    with going_on(f"`mettle rl resume {made.path}` continues the run"):
-        return _end(launch.drive(made, is_quiet=is_json), is_json=is_json)
+    how = "`mettle rl list` shows the branch if it was made already, and `mettle rl resume RUN` continues it"
+    with going_on_from_any_stop(how):
+        from mettle.runs import launch
+        from mettle.runs.branch import branch as make_branch
+        from mettle.storage.run_dir import RunDir
+
+        made = make_branch(RunDir.existing(find_run(run)), step, overrides, directory, RUNS)
+        if not no_start:
+            with going_on(f"`mettle rl resume {made.path}` continues the run"):
+                return _end(launch.drive(made, is_quiet=is_json), is_json=is_json)
+    if is_json:
+        print_json({"run": made.name, "run_dir": str(made.path)})
+    else:
+        click.echo(f"made {made.path}")
+        print_next(f"mettle rl resume {made.path}")
+    return 0
 
 
 @rl.command()

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mettle.cli.terminal import going_on, json_option, print_json, print_next, print_table
+from mettle.cli.terminal import going_on_from_any_stop, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
 
 STOPPED = 130
@@ -32,32 +32,33 @@ def share(arguments: Sequence[str], base: Path, directory: Path | None, is_json:
     \b
     mettle rl share a.toml b.toml c.toml --base-model models/Qwen3-0.6B
     """
-    from mettle.runs.launch import load_run_config
-    from mettle.runs.shares import NamedRun, create_share
-
     first = next((at for at, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     files, overrides = [Path(word) for word in arguments[:first]], list(arguments[first:])
     if not files:
         raise UserError("name a config file for each run, as in `mettle rl share a.toml b.toml --base-model DIR`")
-    runs = []
-    for file in files:
-        loaded = load_run_config([file], overrides)
-        runs.append(NamedRun(str(file), loaded.config.name or file.stem, loaded))
     path = directory or Path("shares") / time.strftime("share-%m%d-%H%M%S")
-    create_share(runs, base, path)
-    return go_on(path, is_json=is_json)
+    with going_on_from_any_stop(f"`mettle rl resume {path}` continues the share if it was made already"):
+        from mettle.runs.launch import load_run_config
+        from mettle.runs.shares import NamedRun, create_share
+
+        runs = []
+        for file in files:
+            loaded = load_run_config([file], overrides)
+            runs.append(NamedRun(str(file), loaded.config.name or file.stem, loaded))
+        create_share(runs, base, path)
+        return go_on(path, is_json=is_json)
 
 
 def go_on(path: Path, *, is_json: bool) -> int:
     """Drive the share at `path` to the end of its runs and say how each has ended; returns the exit code."""
-    from mettle.runs.sharing import drive_share
-    from mettle.storage.share_dir import ShareDir
+    with going_on_from_any_stop(f"`mettle rl resume {path}` continues the share"):
+        from mettle.runs.sharing import drive_share
+        from mettle.storage.share_dir import ShareDir
 
-    def tell(line: str) -> None:
-        if not is_json:
-            click.echo(line, err=True)
+        def tell(line: str) -> None:
+            if not is_json:
+                click.echo(line, err=True)
 
-    with going_on(f"`mettle rl resume {path}` continues the share"):
         outcome = drive_share(ShareDir(path.resolve()), tell=tell)
     rows = [_row(outcome.share.runs / name, code, outcome.reasons[name]) for name, code in outcome.codes.items()]
     if is_json:

@@ -98,20 +98,25 @@ def going_on(how: str) -> Iterator[None]:
 
 
 @contextmanager
-def beginning_run(how: str) -> Iterator[Importer | None]:
-    """`going_on` for a run: SIGTERM ends it as Ctrl-C does, and torch begins to be imported (see `head_start`).
-
-    To be entered before anything else of a run is imported. A run's supervisor listens for both signals only later.
-    """
+def going_on_from_any_stop(how: str) -> Iterator[None]:
+    """`going_on` where SIGTERM ends the program as Ctrl-C does. To be entered before anything of a run is imported: a
+    run's supervisor listens for both signals only later."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with going_on(how):
-            from mettle.runs.head_start import head_start
-
-            with head_start() as begun:
-                yield begun
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def beginning_run(how: str) -> Iterator[Importer | None]:
+    """`going_on_from_any_stop` for a run of its own; torch begins to be imported (see `head_start`)."""
+    with going_on_from_any_stop(how):
+        from mettle.runs.head_start import head_start
+
+        with head_start() as begun:
+            yield begun
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -17,6 +17,12 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of room for an adapter that vLLM knows."""
 
 
+IDLE_WITH_VLLM = ("max_prefill_tokens", "num_threads", "reuse_sampled", "record_experts")
+"""What vLLM is not told."""
+AUDITORS = ("device", "kv_cache_share")
+"""And what the embedded engine that audits workers from outside has a use for beside it."""
+
+
 class RemoteServers(BaseModel):
     """Other inference servers of ours, which this one stands in front of."""
 
@@ -192,7 +198,7 @@ class InferenceConfig(BaseModel):
         return self
 
     def _vllm_honours_all(self) -> None:
-        for name in ("max_prefill_tokens", "num_threads"):
+        for name in IDLE_WITH_VLLM if self.outside else (*IDLE_WITH_VLLM, *AUDITORS):
             field = type(self).model_fields.get(name)
             if field is not None and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is the embedded engine's; say it in vllm.args or vllm.environment")

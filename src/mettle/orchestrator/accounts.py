@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from mettle.errors import UserError
+from mettle.errors import ProviderError, UserError
 from mettle.evals.estimator import mean_of
 from mettle.orchestrator.admission import Admission, FailureStreak, GroupVerdict, main_error
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.curriculum import Curriculum
-from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
+from mettle.orchestrator.dispatcher import Blame, Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.telling import tell
 from mettle.orchestrator.waits import Pulse
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 ALGORITHM_STATE = "algorithm_state"
 REJECTED = "rejected_groups"
 MAX_BACKOFF_S = 30.0
+LASTING = 2
+"""Attempts in a row of one task that found the same thing gone, after which somebody is told."""
 
 
 class GroupAccounts:
@@ -59,6 +61,7 @@ class GroupAccounts:
         self._batcher = batcher
         self._pulse = pulse
         self._streak = FailureStreak()
+        self._is_loss_told = False
         self.num_finished = 0
         """Attempts that have come to an end, whatever it was."""
         self.num_settled = 0
@@ -78,6 +81,7 @@ class GroupAccounts:
             drop = DropReason.NO_TOKENS
         await self._record(group, drop)
         if group.rewards:
+            self._is_loss_told = False
             mean = mean_of(group.rewards)
             self._curriculum.observe(group.draw.env_id, group.draw.example_id, mean)
         self.stats.observe(group, drop)
@@ -92,10 +96,10 @@ class GroupAccounts:
         self._pulse.fire()
         await self._end_if_hopeless(group, drop, verdict.failure)
 
-    async def put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
+    async def put_back(self, group: GroupRecord, blame: Blame) -> None:
         """Its task waits for another turn, and others may be opened meanwhile."""
         draw = group.draw
-        delay = self._failed(group, is_counted=is_counted)
+        delay = await self._failed(group, blame)
         async with transaction_soon(self._ledger.database):
             self._ledger.put_back([draw.draw_id])
         self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
@@ -103,10 +107,10 @@ class GroupAccounts:
         self.num_finished += 1
         self._pulse.fire()
 
-    async def keep_open(self, group: GroupRecord, *, is_counted: bool) -> float:
+    async def keep_open(self, group: GroupRecord, blame: Blame) -> float:
         """Its task stays open, so that no other is drawn for it and those after it wait."""
         draw_id = group.draw.draw_id
-        delay = self._failed(group, is_counted=is_counted)
+        delay = await self._failed(group, blame)
         async with transaction_soon(self._ledger.database):
             self._ledger.put_back([draw_id])
             self._ledger.dispatch(draw_id)
@@ -117,7 +121,7 @@ class GroupAccounts:
     async def cut_short(self, group: OpenGroup) -> None:
         """A group that was cut short waits for another turn; one that never comes in time is dropped."""
         draw = group.draw
-        is_hopeless = self._dispatcher.count_failure(draw.draw_id) >= self._admission.retry.max_attempts
+        is_hopeless = self._dispatcher.count_failure(draw.draw_id, Blame.TASK) >= self._admission.retry.max_attempts
         async with transaction_soon(self._ledger.database):
             if is_hopeless:
                 self._ledger.drop(draw.draw_id, DropReason.STALE)
@@ -130,16 +134,22 @@ class GroupAccounts:
         self.num_finished += 1
         self._pulse.fire()
 
-    def _failed(self, group: GroupRecord, *, is_counted: bool) -> float:
+    async def _failed(self, group: GroupRecord, blame: Blame) -> float:
         """Take a failed attempt down; how long to wait before the next."""
         draw = group.draw
-        failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
+        failures = self._dispatcher.count_failure(draw.draw_id, blame)
         self.stats.observe_errors(group)
         found = main_error(group.rollouts)
         logger.info(
             "group failed and will be tried again",
-            extra={"draw_id": draw.draw_id, "env": draw.env_id, "error": found, "failures": failures},
+            extra={"draw_id": draw.draw_id, "env": draw.env_id, "error": found, "failures": failures, "blame": blame},
         )
+        is_lasting = blame is Blame.RUN and failures >= LASTING and not self._is_loss_told
+        if is_lasting and found is not None and found[0] != ProviderError.kind:  # of the engine the updater tells
+            self._is_loss_told = True
+            text = f"environment {draw.env_id!r} waits for what is gone, and none of its tasks is charged: {found[1]}"
+            logger.warning("%s", text)
+            await tell(self._ledger, "services_lost", text)
         return Backoff(self._admission.retry.backoff_s, MAX_BACKOFF_S, jitter=0).wait_s(failures - 1)
 
     async def _record(self, group: GroupRecord, drop: DropReason | None) -> None:

@@ -19,6 +19,7 @@ from mettle.evals.estimator import mean_of
 from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms
 from mettle.orchestrator.config import CurriculumConfig, OrchestratorConfig, RetryConfig
 from mettle.orchestrator.credit import checked, has_signal, is_imitated, largest_advantage, mean_advantage
+from mettle.orchestrator.dispatcher import Blame
 from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import Services
 from mettle.records.tasks import Credit, DropReason, GroupRecord, RolloutRecord
@@ -27,19 +28,23 @@ from mettle.records.tokens import Sample
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_KINDS = frozenset({"environment", "judge"})
+LOSSES = frozenset({"NoService"})
+"""Errors, by the names of their classes as records have them, that say nothing of what was rolled out."""
+WORKER_ERRORS = frozenset({"WorkerDied"})
 
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
     """`group` carries its credit. At most one of `drop` and `is_retried` is set; neither means admitted.
 
-    `failure` is what a frozen model has failed with that the algorithm asked.
+    `failure` is what a frozen model has failed with that the algorithm asked; `blame` is what a failure is laid to.
     """
 
     group: GroupRecord
     drop: DropReason | None = None
     is_retried: bool = False
     failure: str = ""
+    blame: Blame = Blame.TASK
 
     @property
     def is_admitted(self) -> bool:
@@ -107,14 +112,14 @@ class Admission:
             gates={env.name: AdmissionGate.of(config.curriculum_of(env.name)) for env in config.envs},
         )
 
-    async def judge(self, group: GroupRecord, num_failures: int) -> GroupVerdict:
-        """What becomes of a group that came back."""
+    async def judge(self, group: GroupRecord, failures: Mapping[Blame, int]) -> GroupVerdict:
+        """What becomes of a group that came back; `failures` counts earlier failed attempts of its task."""
         return await judge_group(
             group,
             self.algorithms.of(group.draw.env_id),
             self._services,
             retry=self.retry,
-            num_failures=num_failures,
+            failures=failures,
             filter_zero_advantages=self._filter_zero_advantages,
             gate=self._gates.get(group.draw.env_id, AdmissionGate()),
         )
@@ -133,26 +138,26 @@ async def judge_group(
     services: Services,
     *,
     retry: RetryConfig,
-    num_failures: int,
+    failures: Mapping[Blame, int],
     filter_zero_advantages: bool,
     gate: AdmissionGate = EVERY_GROUP,
 ) -> GroupVerdict:
-    """`num_failures` counts earlier failed attempts of the same task.
+    """`failures` counts earlier failed attempts of the same task.
 
     Raises: UserError when the algorithm itself is wrong.
     """
     survivors = [r for r in group.rollouts if r.reward is not None]
     needed = max(algorithm.min_group_size, (len(group.rollouts) + 1) // 2)
     if len(survivors) < min(needed, len(group.rollouts)):
-        kinds = {r.error_kind for r in group.rollouts if r.reward is None}
-        return _failed(group, kinds, retry, num_failures)
+        lost = [r for r in group.rollouts if r.reward is None]
+        return _failed(group, {r.error_kind for r in lost}, retry, failures, blame_of(lost))
     if not any(r.num_completion_tokens for r in survivors):
         return GroupVerdict(group, DropReason.NO_TOKENS)
     try:
         credits = checked(await algorithm.credit(group, services), group)
     except RolloutError as error:
         logger.warning("group %d has no credit: %s", group.draw.draw_id, error)
-        return replace(_failed(group, {error.kind}, retry, num_failures), failure=str(error))
+        return replace(_failed(group, {error.kind}, retry, failures, Blame.TASK), failure=str(error))
     except MettleError:
         raise
     except Exception as error:
@@ -164,9 +169,18 @@ async def judge_group(
     return GroupVerdict(scored, gate.closed_by(scored))
 
 
-def _failed(group: GroupRecord, kinds: Collection[str | None], retry: RetryConfig, num_failures: int) -> GroupVerdict:
-    is_worthwhile = bool(set(kinds) & set(retry.retried)) and num_failures + 1 < retry.max_attempts
-    return GroupVerdict(group, None if is_worthwhile else DropReason.ERRORS, is_retried=is_worthwhile)
+def _failed(
+    group: GroupRecord, kinds: Collection[str | None], retry: RetryConfig, failures: Mapping[Blame, int], blame: Blame
+) -> GroupVerdict:
+    is_worthwhile = bool(set(kinds) & set(retry.retried)) and failures.get(blame, 0) + 1 < retry.max_attempts
+    is_retried = is_worthwhile or blame is Blame.RUN
+    return GroupVerdict(group, None if is_retried else DropReason.ERRORS, is_retried=is_retried, blame=blame)
+
+
+def blame_of(failed: Sequence[RolloutRecord]) -> Blame:
+    """What the failure of these rollouts of a group is laid to."""
+    raised = {name for rollout in failed for name in (rollout.error_chain or rollout.error_type or "").split(" -> ")}
+    return Blame.RUN if raised & LOSSES else Blame.WORKER if raised & WORKER_ERRORS else Blame.TASK
 
 
 def _credited(rollout: RolloutRecord, credit: Credit | None) -> RolloutRecord:

@@ -192,7 +192,8 @@ class RetryConfig(_Section):
     """What happens to a group whose rollouts failed."""
 
     max_attempts: int = Field(default=3, ge=1)
-    """How often a task is rolled out before it is dropped. Failures while the engine is down don't count."""
+    """How often a task is rolled out before it is dropped. Failures while the engine or every sandbox service is gone
+    don't count, and those whose worker processes died count by themselves."""
     retried: list[str] = Field(default_factory=lambda: ["provider", "sandbox", "timeout"])
     """Kinds of error worth another attempt; the others (environment, judge, overlong) drop the group at once."""
     backoff_s: float = Field(default=0.5, gt=0.0)
@@ -390,6 +391,11 @@ class OrchestratorConfig(_Section):
             raise ValueError(
                 f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size}): "
                 f"take {lower} or {lower + self.group_size}"
+            )
+        if self.is_synchronous and self.min_inflight_groups is not None:
+            raise ValueError(
+                f"min_inflight_groups ({self.min_inflight_groups}) is of runs in which tokens may be stale: with"
+                " max_staleness 0 as many groups are open as there may be; leave it out"
             )
         if (self.min_inflight_groups or 1) > self.inflight_groups:
             raise ValueError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +22,16 @@ class Ending(StrEnum):
     PUT_BACK = "put_back"
     CUT_SHORT = "cut_short"
     CANCELLED = "cancelled"
+
+
+class Blame(StrEnum):
+    """What a failed attempt is laid to. `max_attempts` is for each of the first two by itself."""
+
+    TASK = "task"
+    WORKER = "worker"
+    """The process died in which it was rolled out; whose doing that was, nobody knows before it happens again."""
+    RUN = "run"
+    """The run has lost its engine or every sandbox service for the time being: no number of these is too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class Dispatcher:
         self.num_opened = 0
         self._open: dict[int, OpenGroup] = {}
         self._waiting: list[tuple[float, int, TaskDraw]] = []
-        self._failures: Counter[int] = Counter()
+        self._failures: dict[int, Counter[Blame]] = {}
 
     @property
     def num_open(self) -> int:
@@ -95,17 +105,18 @@ class Dispatcher:
         assert group is not None, f"task draw {draw_id} ended without being open"
         self.endings[ending] += 1
         if ending is Ending.SCORED:
-            del self._failures[draw_id]
+            self._failures.pop(draw_id, None)
         return group
 
-    def count_failure(self, draw_id: int) -> int:
-        """Count a failed attempt of a task; returns how many there have been."""
-        self._failures[draw_id] += 1
-        return self._failures[draw_id]
+    def count_failure(self, draw_id: int, blame: Blame) -> int:
+        """Count a failed attempt of a task; returns how many there have been that are laid to the same."""
+        counted = self._failures.setdefault(draw_id, Counter())
+        counted[blame] += 1
+        return counted[blame]
 
-    def num_failures(self, draw_id: int) -> int:
+    def failures(self, draw_id: int) -> Mapping[Blame, int]:
         """Failed attempts of a task so far."""
-        return self._failures[draw_id]
+        return self._failures.get(draw_id, Counter())
 
     def open_groups(self) -> list[OpenGroup]:
         """The open groups, oldest first."""

@@ -21,7 +21,7 @@ from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.batcher import Batcher
 from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.curriculum import Curriculum
-from mettle.orchestrator.dispatcher import Dispatcher, OpenGroup
+from mettle.orchestrator.dispatcher import Blame, Dispatcher, OpenGroup
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.rollouts import group_seed
 from mettle.orchestrator.source import TaskSource
@@ -138,17 +138,17 @@ class GroupRunner:
                 return
             while self._is_ordered and not self._is_its_turn(group.draw.draw_id):
                 await self._pulse.wait()
-            record, is_counted = GroupRecord(group.draw, group.version, rollouts), False
+            record, blame = GroupRecord(group.draw, group.version, rollouts), Blame.RUN
             if not await self._is_void(record, incarnation):
-                verdict = await self._admission.judge(record, self._dispatcher.num_failures(group.draw.draw_id))
+                verdict = await self._admission.judge(record, self._dispatcher.failures(group.draw.draw_id))
                 if not verdict.is_retried:
                     await self._accounts.settle(verdict)
                     return
-                record, is_counted = verdict.group, True
+                record, blame = verdict.group, verdict.blame
             if not self._is_ordered:
-                await self._accounts.put_back(record, is_counted=is_counted)
+                await self._accounts.put_back(record, blame)
                 return
-            await self._wait_in_place(await self._accounts.keep_open(record, is_counted=is_counted))
+            await self._wait_in_place(await self._accounts.keep_open(record, blame))
 
     def _cut_short(self) -> None:
         """End the rollouts of groups that could only land in a batch for which their first tokens are too stale.
@@ -191,7 +191,8 @@ class GroupRunner:
         """The group's rollouts, whatever happens: a source that raises or hangs gives failed ones."""
         draw = group.draw
         prefix = f"t{draw.draw_id}"
-        seed = group_seed(self._seed, prefix, self._dispatcher.num_failures(draw.draw_id))
+        failures = self._dispatcher.failures(draw.draw_id)
+        seed = group_seed(self._seed, prefix, sum(n for blame, n in failures.items() if blame is not Blame.RUN))
         sampling = replace(self._sampling, seed=seed)
         request = GroupRequest(draw.env_id, draw.example_id, prefix, self._group_size, sampling)
         try:

@@ -186,10 +186,15 @@ def split() -> ForkServer | None:
 
 def torch_has_drivers() -> bool:
     """Whether this build of torch is for accelerators, so that a fork of a process that has imported it would not do.
-    Found out without importing it; where there is no torch, there are no drivers."""
+    Where there is no torch, there are no drivers."""
+    return bool(drivers_of_torch())
+
+
+def drivers_of_torch() -> list[str]:
+    """What this build of torch is for besides CPUs (`cuda`, `hip`, `xpu`); found out without importing it."""
     found = importlib.util.find_spec("torch")
     folders = [] if found is None else list(found.submodule_search_locations or ())
-    return any((Path(folder) / "lib" / f"libtorch_{name}.so").exists() for folder in folders for name in _DRIVERS)
+    return [name for name in _DRIVERS if any((Path(f) / "lib" / f"libtorch_{name}.so").exists() for f in folders)]
 
 
 def _serve(line: socket.socket, parent: int) -> str:

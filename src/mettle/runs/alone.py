@@ -18,9 +18,9 @@ from mettle.processes.beats import BEATS_FOLDER
 from mettle.processes.child import THREAD_ENVIRONMENT, import_path, python_module
 from mettle.processes.managed import ProcessSpec
 from mettle.processes.ready_file import ReadyFile
-from mettle.runs.create import read_run_config
 from mettle.runs.launch import is_finished, process_specs
 from mettle.runs.lock import supervisor_pid
+from mettle.runs.stored import read_run_config
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 

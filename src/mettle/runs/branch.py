@@ -25,7 +25,8 @@ from mettle.config.loader import DERIVED
 from mettle.errors import UserError
 from mettle.orchestrator.accounts import ALGORITHM_STATE
 from mettle.runs.config import RunConfig
-from mettle.runs.create import check_run, new_ledger, read_run_config, write_configs, write_facts
+from mettle.runs.create import check_run, new_ledger, write_configs, write_facts
+from mettle.runs.stored import read_run_config
 from mettle.storage.batches import batch_path
 from mettle.storage.checkpoints import damage_of, newest_checkpoint
 from mettle.storage.files import link_or_copy, storage_errors

@@ -25,6 +25,16 @@ from mettle.trainer.presets import PRESETS
 
 ON_NODES = ("num_worker_places", "worker_variables", "num_sandbox_services", "sandbox_config")
 """What has no meaning without a cluster."""
+OF_THE_RUN = {
+    "inference.model": Path("model"), "inference.version": 0, "inference.weights": None, "trainer.model": None,
+    "orchestrator.model": "",
+}  # fmt: skip
+"""What a run sets itself from `[model]` and from where it is, with what stands there before."""
+OF_AN_ENGINE = (
+    "device", "max_slots", "kv_cache_bytes", "kv_cache_share", "reuse_sampled", "record_experts", "max_model_len",
+    "max_queue", "max_prefill_tokens", "num_threads", "max_adapters", "max_adapter_versions", "canary_tolerance",
+)  # fmt: skip
+"""What servers that run already have of their own."""
 NOT_IN_A_SHARE = (
     "the runs of a share sample from adapters beside one base, and workers from outside serve whole policies, so that"
     " they would have nothing to do; leave it out, or train the run alone"
@@ -79,6 +89,11 @@ class WarmUpConfig(BaseModel):
         is_set_up = "demonstrations" in said or ("sft" in said and bool(self.sft.model_fields_set - {"seed"}))
         if is_set_up and "enabled" not in said:
             raise ValueError("demonstrations and sft are of a warm-up, which nobody has asked for: say enabled = true")
+        if self.enabled and (first := self.sft.probe.first_step) > self.sft.max_steps:
+            raise ValueError(
+                f"sft.probe.first_step {first} is beyond sft.max_steps {self.sft.max_steps}: nothing would be measured,"
+                " and the warm-up never over; lower it"
+            )
         return self
 
 
@@ -256,6 +271,30 @@ class RunConfig(BaseModel):
             raise ValueError("orchestrator.worker_places is the run's own; say deployment.ray.num_worker_places")
         if self.orchestrator.share is not None and self.deployment.share is None:
             raise ValueError("orchestrator.share is the run's own; say deployment.share")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_is_the_runs(self) -> RunConfig:
+        for key, before in OF_THE_RUN.items():
+            table, _, name = key.partition(".")
+            if (value := getattr(getattr(self, table), name)) != before:
+                raise ValueError(
+                    f"{key} {str(value)!r} would be ignored: a run serves and trains the policy of [model], from the"
+                    " version that it has reached; leave it out"
+                )
+        engine, asked = self.inference, self.orchestrator.served_model_name
+        if self.deployment.share is None and engine.served_model_name != asked:
+            raise ValueError(
+                f"inference.served_model_name {engine.served_model_name!r} is not what requests ask for"
+                f" (orchestrator.served_model_name {asked!r}): set both to one name, or leave both out"
+            )
+        if engine.engine == "remote" and engine.outside is None:
+            for name in OF_AN_ENGINE:
+                if (value := getattr(engine, name)) != InferenceConfig.model_fields[name].default:
+                    raise ValueError(
+                        f"inference.{name} {value!r} is for an engine that the run starts; the servers in"
+                        " inference.remote run already, with settings of their own: leave it out"
+                    )
         return self
 
     @model_validator(mode="after")

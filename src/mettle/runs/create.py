@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mettle.config import Loaded
 from mettle.envs import load_environment
+from mettle.envs.environment import Environment
 from mettle.envs.packages.arguments import check_arguments
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
@@ -20,8 +21,11 @@ from mettle.runs.cluster.placement import REPLICA, replica_name, worker_place_na
 from mettle.runs.cluster.sandboxes import service_settings, write_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
+from mettle.runs.devices import check_devices
 from mettle.runs.fit import check_fit, check_services, check_teacher
+from mettle.runs.network import check_network
 from mettle.runs.ports import LOOPBACK, is_port_free
+from mettle.runs.remaking import can_be_made_again, clear
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
 from mettle.storage.ledger_copy import copy_ledger
@@ -47,10 +51,13 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     run_dir = RunDir(path.resolve())
     check_run(loaded, path)
     given = _given_demonstrations(config)
+    env = _load_for_warm_up(config) if config.warm_up.enabled else None
+    if run_dir.ledger.exists():
+        clear(run_dir)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     write_configs(run_dir, loaded)
-    if config.warm_up.enabled:
-        _write_demonstrations(run_dir, config, given)
+    if env is not None:
+        _write_demonstrations(run_dir, config, env, given)
     if has_policy(config):
         assert config.model.path is not None, "a run in a share has the share's base"
         run_dir.model.unlink(missing_ok=True)  # of a making that was killed
@@ -85,11 +92,13 @@ def has_policy(config: RunConfig) -> bool:
 
 
 def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
-    """Raises: UserError when no run of this config can be made at `path`. Nothing is made."""
+    """Raises: UserError when no run of this config can be made at `path`, where one that has failed before it did
+    anything would give way. Nothing is made."""
     config = loaded.config
-    if RunDir(path.resolve()).ledger.exists():
+    run_dir = RunDir(path.resolve())
+    if run_dir.ledger.exists() and not can_be_made_again(run_dir):
         raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
-    _check_environments(config)
+    check_config(config)
     check_fit(config)
     check_teacher(config)
     check_services(config)
@@ -102,6 +111,15 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
         check_room(config)
 
 
+def check_config(config: RunConfig) -> None:
+    """Raises: UserError for what no run of this config can be trained with on this machine, be it new or resumed.
+    Nothing of an environment runs for that, and torch is not imported."""
+    _check_environments(config)
+    _check_engine(config)
+    check_devices(config)
+    check_network(config)
+
+
 def check_variables(config: RunConfig) -> None:
     """Raises: UserError for a variable that workers on nodes are to get and that is not set here."""
     if missing := [name for name in config.deployment.ray.worker_variables if name not in os.environ]:
@@ -111,16 +129,26 @@ def check_variables(config: RunConfig) -> None:
         )
 
 
-def read_run_config(run_dir: RunDir) -> RunConfig:
-    """The config that a run was made with."""
-    return RunConfig.model_validate(json.loads(run_dir.config("run").read_text()))
-
-
 def _check_environments(config: RunConfig) -> None:
     """A name that nothing answers to, and an argument that it does not take, are told before anything is made. None of
     their code is run for that."""
-    for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs):
-        check_arguments(spec.id, resolve_environment(spec.id), spec.args)
+    named = [(spec.id, spec.args) for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs)]
+    probe = config.warm_up.sft.probe
+    if config.warm_up.enabled and probe.env is not None:
+        named.append((probe.env, probe.env_args))
+    for env_id, args in named:
+        check_arguments(env_id, resolve_environment(env_id), args)
+
+
+def _check_engine(config: RunConfig) -> None:
+    """What an engine that is not Mettle's needs here: vLLM's interpreter, the keys of servers that run already."""
+    engine = config.inference
+    if engine.vllm is not None and config.deployment.engine == "local" and not engine.vllm.python.exists():
+        raise UserError(f"inference.vllm.python is {engine.vllm.python}, and there is no such file")
+    if engine.remote is not None and not os.environ.get(engine.remote.admin_key_env):
+        raise UserError(
+            f"{engine.remote.admin_key_env} is not set: it holds the admin key of the servers in inference.remote"
+        )
 
 
 def _check_port(config: RunConfig) -> None:
@@ -189,13 +217,23 @@ def _given_demonstrations(config: RunConfig) -> bytes | None:
         ) from error
 
 
-def _write_demonstrations(run_dir: RunDir, config: RunConfig, given: bytes | None) -> None:
+def _load_for_warm_up(config: RunConfig) -> Environment:
+    """The run's first environment. The others are loaded too: what they refuse would be told after a warm-up."""
+    loaded: dict[str, Environment] = {}
+    wanted = config.orchestrator
+    for spec in (*wanted.envs, *(wanted.eval_envs if wanted.eval.num_examples != 0 else ())):
+        key = f"{spec.id}?{json.dumps(spec.args, sort_keys=True, default=str)}"
+        if key not in loaded:
+            loaded[key] = load_environment(spec.id, **spec.args)
+    return next(iter(loaded.values()))
+
+
+def _write_demonstrations(run_dir: RunDir, config: RunConfig, env: Environment, given: bytes | None) -> None:
+    path = run_dir.path / "sft" / "demonstrations.jsonl"
     if given is not None:
-        write_atomic(run_dir.path / "sft" / "demonstrations.jsonl", given)
-        return
-    spec = config.orchestrator.envs[0]
-    env = load_environment(spec.id, **spec.args)
-    write_demonstrations(run_dir.path / "sft" / "demonstrations.jsonl", env, env_id=spec.id)
+        write_atomic(path, given)
+    else:
+        write_demonstrations(path, env, env_id=config.orchestrator.envs[0].id)
 
 
 def write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:

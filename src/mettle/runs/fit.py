@@ -3,7 +3,6 @@ teachers that are served, before any weight is read."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from mettle.orchestrator.config import FrozenModelConfig
 from mettle.processes.host import free_memory_bytes
 from mettle.processes.loop_thread import LoopThread
 from mettle.runs.config import RunConfig
+from mettle.runs.headers import shapes_of
 from mettle.runs.preflight import GIB
 
 FLOAT_BYTES = 4
@@ -118,9 +118,4 @@ def _policy_ids(config: RunConfig) -> list[int]:
 
 def _float32_bytes(file: Path) -> int:
     """What the tensors of a safetensors file take in float32, by its header."""
-    try:
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    except (ValueError, OSError) as error:
-        raise UserError(f"{file} cannot be read as safetensors: {error}") from error
-    return sum(math.prod(about["shape"]) * FLOAT_BYTES for name, about in header.items() if name != "__metadata__")
+    return sum(math.prod(shape) * FLOAT_BYTES for shape in shapes_of(file).values())

@@ -32,7 +32,7 @@ from mettle.runs.cluster.placement import (
 from mettle.runs.cluster.sandboxes import client_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
-from mettle.runs.create import create_run, new_run_name, read_run_config
+from mettle.runs.create import check_config, create_run, new_run_name
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
 from mettle.runs.launcher import IMPORTS, Launcher, LocalLauncher
@@ -41,7 +41,9 @@ from mettle.runs.membership import membership
 from mettle.runs.mending import mend_batches, mend_ledger
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.progress import RunProgress
+from mettle.runs.remaking import has_failed_early
 from mettle.runs.shares import NamedRun, check_joining, join_config, with_base
+from mettle.runs.stored import mend_config, read_run_config
 from mettle.runs.summary import summarise
 from mettle.runs.supervisor import StopSignals, Supervisor
 from mettle.runs.tracking import Mirror, make_trackers
@@ -112,6 +114,7 @@ def resume(path: Path, *, is_quiet: bool = False, begun: Importer | None = None)
         mend_ledger(run_dir)
     if is_finished(path):
         raise UserError(f"run {run_dir.name} is finished; `mettle rl metrics {path}` shows its figures")
+    check_config(read_run_config(run_dir))
     return drive(run_dir, is_quiet=is_quiet, begun=begun)
 
 
@@ -128,11 +131,11 @@ def drive(
     `on_page` is called once with the address of the run page when it answers. `twin` forks an orchestrator, and `begun`
     (see `head_start`) what needs torch.
     """
-    config = read_run_config(run_dir)
     with RunLock(run_dir):
         setup_logging(run_dir.logs / "supervisor.log", is_terminal=False)
         ledger = Ledger(run_dir.ledger)
         try:
+            config = mend_config(run_dir, ledger.journal)
             mend_batches(run_dir, ledger)
             with _places(run_dir, config, twin, begun) as launcher:
                 return _supervise(run_dir, ledger, config, launcher, is_quiet=is_quiet, on_page=on_page)
@@ -360,9 +363,12 @@ def _supervise(
     journal.set_fact("failure", supervisor.failure)
     if supervisor.failure is not None:
         journal.set_fact("state", "failed")
-        kind = UserError if supervisor.failure_code == UserError.exit_code else ServiceError
-        raise kind(
-            f"{supervisor.failure} (logs in {run_dir.logs}; `mettle rl resume {run_dir.path}` continues the run)"
+        is_mistake = supervisor.failure_code == UserError.exit_code
+        how = "continues the run"
+        if is_mistake and has_failed_early(run_dir, ledger):
+            how = "tries again, and `mettle rl run` with other settings makes the run anew, as it has done nothing yet"
+        raise (UserError if is_mistake else ServiceError)(
+            f"{supervisor.failure} (logs in {run_dir.logs}; `mettle rl resume {run_dir.path}` {how})"
         )
     if signals.is_interrupted:
         journal.set_fact("state", "stopped")

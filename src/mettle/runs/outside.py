@@ -12,8 +12,8 @@ from pathlib import Path
 from mettle.errors import StorageError, UserError
 from mettle.inference.outside.door_file import read_door
 from mettle.inference.outside.roster import OutsideWorker, invite, read_roster
-from mettle.runs.create import read_run_config
 from mettle.runs.host import HostNews
+from mettle.runs.stored import read_run_config
 from mettle.storage.run_dir import RunDir
 
 JOINED, LEFT, BANNED = "worker_joined", "worker_left", "worker_banned"

@@ -18,7 +18,7 @@ from mettle.errors import ServiceError, UserError
 from mettle.processes.host import free_memory_bytes, usable_cores
 from mettle.runs.cluster.launcher import check_room
 from mettle.runs.config import RunConfig
-from mettle.runs.create import write_configs
+from mettle.runs.create import check_config, write_configs
 from mettle.runs.fit import check_fit
 from mettle.runs.preflight import GIB
 from mettle.storage.ledger import Ledger
@@ -32,6 +32,7 @@ def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
 
     Raises: UserError when the model does not fit this machine or the config does not fit the model.
     """
+    check_config(loaded.config)
     check_fit(loaded.config)
     places = check_room(loaded.config) if loaded.config.deployment.engine == "ray" else {}
     with tempfile.TemporaryDirectory(prefix="mettle-plan-") as scratch:

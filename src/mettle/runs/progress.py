@@ -28,7 +28,7 @@ from mettle.wording import count, format_interval, format_reward, sparkline
 LINE_EVERY_S = 10.0
 TRAINING = "training"
 WARMING_UP = "warming up the policy on demonstrations"
-TROUBLES = ("worker_died", "stall", "engine_lost", "mismatch", "too_long")
+TROUBLES = ("worker_died", "stall", "engine_lost", "services_lost", "mismatch", "too_long")
 SHOWN_NOTES = 3
 CURVE_POINTS = 320
 

@@ -17,6 +17,7 @@ from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run, new_run_name
 from mettle.runs.first_config import write_first_config
 from mettle.runs.launch import RUNS_FOLDER, RunOutcome, drive, is_finished, resume
+from mettle.runs.remaking import can_be_made_again
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -59,9 +60,10 @@ class RLTrainer:
     def train(self) -> RunOutcome:
         """Train to the end, or from where the run in the directory was cut off; returns what came of it.
 
-        A run that is finished is not begun again. Raises: UserError, ServiceError when it cannot go on.
+        A run that is finished is not begun again; one that failed before it did anything is made anew. Raises:
+        UserError, ServiceError when it cannot go on.
         """
-        if not (self.directory / "run.db").exists():
+        if not (self.directory / "run.db").exists() or can_be_made_again(RunDir(self.directory.resolve())):
             return drive(create_run(self.loaded, self.directory), is_quiet=self._is_quiet)
         if is_finished(self.directory):
             raise UserError(f"the run in {self.directory} is finished: take another `directory`")

@@ -8,7 +8,9 @@ fit is refused before anything is made, in one line that names it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,24 +77,43 @@ def create_share(runs: Sequence[NamedRun], base: Path, path: Path) -> ShareDir:
             check_run(with_base(loaded, base), share.runs / run.name)
         except UserError as error:
             raise UserError(f"{run.source}: {error}") from error
-    share.runs.mkdir(parents=True, exist_ok=True)
-    share.model.symlink_to(base.resolve(), target_is_directory=True)
-    _write_processes(share, runs[0])
-    for run, loaded in joined:
-        create_run(with_base(loaded, base), share.runs / run.name)
-    ledger = Ledger(share.as_run.ledger)
-    try:
-        ledger.journal.set_fact("name", share.path.name)
-    finally:
-        ledger.close()
-    share.write_about(
-        {
-            "base": str(base.resolve()),
-            "common": common_settings(runs[0].loaded.config),
-            "runs": [run.name for run in runs],
-        }
-    )
+    with _kept_whole(share, [share.runs / run.name for run in runs]):
+        share.runs.mkdir(parents=True, exist_ok=True)
+        share.model.symlink_to(base.resolve(), target_is_directory=True)
+        _write_processes(share, runs[0])
+        for run, loaded in joined:
+            create_run(with_base(loaded, base), share.runs / run.name)
+        ledger = Ledger(share.as_run.ledger)
+        try:
+            ledger.journal.set_fact("name", share.path.name)
+        finally:
+            ledger.close()
+        share.write_about(
+            {
+                "base": str(base.resolve()),
+                "common": common_settings(runs[0].loaded.config),
+                "runs": [run.name for run in runs],
+            }
+        )
     return share
+
+
+@contextmanager
+def _kept_whole(share: ShareDir, runs: Sequence[Path]) -> Iterator[None]:
+    """Where the block is left early, what it has made of the share and of `runs` is removed, so that the same command
+    makes the share again."""
+    made = [path for path in runs if not path.exists()]
+    if share.model.is_symlink():  # of a making that was killed
+        share.model.unlink()
+    try:
+        yield
+    except BaseException:
+        (share.path / "share.json").unlink(missing_ok=True)
+        if share.model.is_symlink():
+            share.model.unlink()
+        for path in made:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def check_joining(run: NamedRun, share: ShareDir) -> None:

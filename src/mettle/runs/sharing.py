@@ -20,18 +20,20 @@ from mettle.errors import ProviderError, ServiceError, UserError
 from mettle.inference.client import ServerClient
 from mettle.log import setup_logging
 from mettle.processes.managed import ManagedProcess, ProcessSpec
+from mettle.runs.adapter_watch import FACT, AdapterWatch
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
-from mettle.runs.create import read_run_config
+from mettle.runs.devices import check_devices
 from mettle.runs.keys import run_keys
 from mettle.runs.launch import is_finished
 from mettle.runs.launcher import IMPORTS, IMPORTS_OF_RUNS, MEMBER, LocalLauncher
 from mettle.runs.lock import RunLock
 from mettle.runs.ports import free_port, is_port_free
+from mettle.runs.stored import read_run_config
 from mettle.runs.supervisor import StopSignals, Supervisor
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
-from mettle.storage.share_dir import ShareDir
+from mettle.storage.share_dir import Membership, ShareDir
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +128,7 @@ def drive_share(share: ShareDir, *, tell: Callable[[str], None] = lambda line: N
     if not (base / "config.json").exists():
         raise UserError(f"the base of the share, {base}, is gone; put it back, and resume")
     run_dir = share.as_run
+    check_devices(read_run_config(RunDir(share.runs / names[0])))
     with RunLock(run_dir):
         setup_logging(run_dir.logs / "supervisor.log", is_terminal=False)
         ledger = Ledger(run_dir.ledger)
@@ -154,6 +157,7 @@ class _Share:
             tell(death)
         self._served: set[str] = set()
         self._said: dict[str, str] = {}
+        self._adapters = AdapterWatch()
         self._is_stopping = False
         self._next_look = 0.0
         self._page: str | None = None
@@ -165,6 +169,8 @@ class _Share:
                 for _ in supervisor.ticks():
                     if self._is_stopping or self._is_done():
                         self._end_members()
+                        for member in self._members:  # one that was done between two looks
+                            self._compare(Membership(member.name, self._share.runs / member.name, ""))
                         supervisor.stop()
                         continue
                     for member in self._members:
@@ -211,9 +217,23 @@ class _Share:
             if said and self._said.get(name) != said:
                 self._said[name] = said
                 self._tell(said)
+                self._compare(membership)
         for name in sorted(self._served - there.keys()):
             self._unload(name)
         self._served = set(there)
+
+    def _compare(self, member: Membership) -> None:
+        """Lay what a run's trainer has found of engine and trainer beside what those of the others have."""
+        look = self._adapters.read(member)
+        if look is None:
+            return
+        journal, fact, news = self._ledger.journal, self._adapters.fact(), self._adapters.news()
+        metrics = {f"mismatch/adapter/{member.name}": look.mean_abs}
+        self._supervisor.record(lambda: journal.set_fact(FACT, fact))
+        self._supervisor.record(lambda: journal.record_metrics(look.step, metrics))
+        if news is not None:
+            self._supervisor.event(*news)
+            self._tell(news[1])
 
     def _unload(self, name: str) -> None:
         endpoint = self._supervisor.process("inference").endpoint()

@@ -123,7 +123,7 @@ class Supervisor:
         """End the run for a reason that is outside of its processes."""
         if self.failure is None:
             self.failure, self.failure_code = message, code
-            self._event("failed", message)
+            self.event("failed", message)
 
     def ticks(self) -> Iterator[None]:
         """Start everything and yield several times a second until the run has ended; then nothing is left running."""
@@ -158,7 +158,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         if self._recorder.error is not None and self.failure is None:
             self.failure, self.failure_code = str(self._recorder.error), StorageError.exit_code
-            self._event("failed", self.failure)
+            self.event("failed", self.failure)
         return self._is_stopping or self.failure is not None or self._slots[self._main].state == "done"
 
     def _attend(self, name: str, slot: Slot, now: float) -> None:
@@ -176,7 +176,7 @@ class Supervisor:
         elif slot.state == "starting" and slot.process.is_ready():
             self._set_state(name, slot, "running")
         elif slot.state == "starting" and now - slot.process.started_at > slot.process.spec.ready_timeout_s:
-            self._event("not_ready", f"{name} is not ready after {slot.process.spec.ready_timeout_s:.0f} s: ended")
+            self.event("not_ready", f"{name} is not ready after {slot.process.spec.ready_timeout_s:.0f} s: ended")
             slot.process.signal(signal.SIGKILL)
 
     def _is_satisfied(self, name: str) -> bool:
@@ -208,21 +208,21 @@ class Supervisor:
             )
             self.failure_code = code
             self._set_state(name, slot, "failed", code)
-            self._event("failed", sentence)
+            self.event("failed", sentence)
             return
         if code > 0 and self._host.is_disk_low:  # not every library says that it was the disk
             path = self._run_dir.path
             self.failure = f"{sentence}; {path} has nearly no space left: free some space and resume the run"
             self.failure_code = StorageError.exit_code
             self._set_state(name, slot, "failed", code)
-            self._event("failed", self.failure)
+            self.event("failed", self.failure)
             return
         pause = RESTART_PAUSES_S[min(len(slot.recent), len(RESTART_PAUSES_S) - 1)]
         slot.restarts += 1
         slot.recent.append(now)
         slot.start_at = now + pause
         self._set_state(name, slot, "restarting", code)
-        self._event("restart", f"{sentence}; restarting in {pause:g} s", process=name, code=code)
+        self.event("restart", f"{sentence}; restarting in {pause:g} s", process=name, code=code)
 
     def _check(self) -> None:
         beats = self._living_beats()
@@ -230,14 +230,14 @@ class Supervisor:
         others = {name: beat for name, beat in beats.items() if beat.pid != machine.pid}  # of itself its thread tells
         for report in self._watchdog.check(others, machine.now(), state_of=machine.state_of, age_of=self._age_of):
             fault = report.fault
-            self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
+            self.event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
                 self._end_stalled(report, beats.get(fault.process))
         here = [s.process for s in self._slots.values() if s.process.exit_code() is None and not s.process.host]
         pids = [*(process.pid for process in here if process.pid is not None), *self._launcher.pids()]
         self.costs.measure(pids, [beat for beat in beats.values() if not beat.host])
         for news in [*self._host.look(), *self._launcher.news(), *self._workers.look()]:
-            self._event(news.kind, news.text, **news.data)
+            self.event(news.kind, news.text, **news.data)
 
     def _age_of(self, name: str) -> float:
         slot = self._slots.get(name)
@@ -275,7 +275,7 @@ class Supervisor:
     def _end_all(self) -> None:
         if self._slots[self._main].state != "done":
             state = "stopping" if self.failure is None else "failed"
-            self._record(lambda: self._ledger.journal.set_fact("state", state))
+            self.record(lambda: self._ledger.journal.set_fact("state", state))
         running = [slot for slot in self._slots.values() if slot.process.exit_code() is None and slot.process.pid]
         for slot in running:
             slot.process.signal(signal.SIGTERM)
@@ -299,22 +299,24 @@ class Supervisor:
         (self._run_dir.path / "reserve").unlink(missing_ok=True)
         self._recorder.again()
 
-    def _record(self, write: Callable[[], None]) -> None:
+    def record(self, write: Callable[[], None]) -> None:
+        """Have something written to the ledger, without a wait for that."""
         self._recorder.put(write)
 
     def _set_state(self, name: str, slot: Slot, state: str, code: int | None = None) -> None:
         slot.state = state
         pid, restarts = slot.process.pid, slot.restarts
-        self._record(
+        self.record(
             lambda: self._ledger.journal.record_process(name, state, pid=pid, restarts=restarts, exit_code=code)
         )
         logger.info("%s is %s", name, state, extra={"pid": pid, "exit_code": code})
 
-    def _event(self, kind: str, message: str, **data: object) -> None:
+    def event(self, kind: str, message: str, **data: object) -> None:
+        """Say in the log and in the run's events what has happened."""
         logger.warning(message, extra={"kind": kind})
         if kind in NOTED:
             self.notes.append(message)
-        self._record(lambda: self._ledger.journal.event("supervisor", kind, message, **data))
+        self.record(lambda: self._ledger.journal.event("supervisor", kind, message, **data))
 
 
 def _beating(spec: ProcessSpec, run_dir: RunDir) -> ProcessSpec:

@@ -32,6 +32,7 @@ from mettle.trainer.low_rank import (
     low_rank_product,
     matrix_shape,
 )
+from mettle.trainer.targets import choose_targets, ends_with
 
 _OF_EXPERTS = frozenset({*PROJECTIONS, "gate_up_proj", "w1", "w2", "w3"})
 """What experts call their matrices in checkpoints, however they are stacked here."""
@@ -188,25 +189,10 @@ def choose_modules(network: nn.Module, config: LoraConfig) -> dict[str, Adaptabl
     Raises: UserError for a name that no module ends with, or that is only the tied output head's, and where a mixture's
     experts would be among them that cannot be, or not all of them.
     """
-    modules, head = places(network), head_name(network)
+    modules = places(network)
     _refuse_experts(network, config)
     is_tied = bool(getattr(network.config, "tie_word_embeddings", False))
-    if config.target_modules == "all-linear":
-        chosen = [name for name in modules if _is_switched_on(name, config, head)]
-    else:
-        for target in config.target_modules:
-            if not any(_ends_with(name, target) for name in modules):
-                known = sorted({name.rpartition(".")[2] for name in modules})
-                raise UserError(
-                    f"lora.target_modules: no linear module of this model is called {target!r}; there are"
-                    f" {', '.join(known)}"
-                )
-        chosen = [name for name in modules if any(_ends_with(name, target) for target in config.target_modules)]
-    if is_tied:
-        chosen = [name for name in chosen if name != head]
-    if not chosen:
-        why = "its output head is tied to the input embedding and left alone" if is_tied else "none is chosen"
-        raise UserError(f"lora: there is nothing to train in this model: {why}")
+    chosen = choose_targets(list(modules), config, head=head_name(network), is_tied=is_tied)
     _check_alike([name for name in chosen if modules[name].stack], list(expert_modules(network)))
     return {name: modules[name] for name in chosen}
 
@@ -250,7 +236,7 @@ def peft_config(adapter: Adapter, network: nn.Module, base: Path | None) -> dict
     """`adapter_config.json`: names as short as they can be without taking in another module."""
     chosen = set(adapter.pairs)
     short = sorted({name.rpartition(".")[2] for name in chosen})
-    is_exact = {name for name in places(network) if any(_ends_with(name, end) for end in short)} == chosen
+    is_exact = {name for name in places(network) if any(ends_with(name, end) for end in short)} == chosen
     alpha = adapter.config.alpha
     return {
         "peft_type": "LORA",
@@ -267,14 +253,3 @@ def peft_config(adapter: Adapter, network: nn.Module, base: Path | None) -> dict
         "inference_mode": True,
         "modules_to_save": None,
     }
-
-
-def _is_switched_on(name: str, config: LoraConfig, head: str | None) -> bool:
-    if name == head:
-        return config.unembed
-    is_attention = any("attn" in part or "attention" in part for part in name.split("."))
-    return config.attention if is_attention else config.mlp
-
-
-def _ends_with(name: str, target: str) -> bool:
-    return name == target or name.endswith("." + target)

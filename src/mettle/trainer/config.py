@@ -323,6 +323,11 @@ class TrainerConfig(BaseModel):
                 f"weight_broadcast {self.weight_broadcast!r} is for full weights: adapters are a few hundred kB and go"
                 " by file; leave it out"
             )
+        host = self.weight_broadcast_host
+        if self.weight_broadcast == "file" and host != type(self).model_fields["weight_broadcast_host"].default:
+            raise ValueError(
+                f"weight_broadcast_host {host!r} is of a broadcast, and weight_broadcast is 'file': leave it out"
+            )
         if self.compile and self.lora is not None:
             raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
         if self.cpu_offload and self.device == "cpu":
@@ -352,6 +357,12 @@ class ProbeConfig(BaseModel):
     """Step of the first measurement."""
     interval: int = Field(default=5, ge=1)
     """Steps between measurements."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> ProbeConfig:
+        if self.env_args and self.env is None:
+            raise ValueError("env_args are of an environment of the probe's own: name it in `env`, or leave them out")
+        return self
 
 
 class SftConfig(BaseModel):

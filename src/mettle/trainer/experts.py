@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from mettle.errors import UserError
+from mettle.trainer.expert_ranks import check_expert_ranks
 
 INSIDE = 1
 """The dimension in which FSDP2 cuts experts: the first one is cut by experts."""
@@ -63,15 +64,10 @@ def check_experts(layers: Iterable[nn.Module], *, num_ranks: int, num_cuts: int)
     Raises: UserError when they cannot.
     """
     found = [module for layer in layers for module in stacked_experts(layer)]
-    if not found:
-        raise UserError("trainer.expert_parallel is for mixtures of experts, and this model is dense: set it to 1")
+    check_expert_ranks([parameter.shape[0] for module in found for parameter in module.parameters()], num_ranks)
     for module in found:
         for parameter in module.parameters(recurse=False):
-            number, inside = parameter.shape[0], parameter.shape[INSIDE]
-            if number % num_ranks:
-                raise UserError(
-                    f"trainer.expert_parallel {num_ranks} does not divide this model's {number} experts a layer"
-                )
+            inside = parameter.shape[INSIDE]
             if inside % num_cuts:
                 raise UserError(
                     f"an expert's matrix of {inside} rows cannot be cut evenly among {num_cuts} ranks: take fewer"

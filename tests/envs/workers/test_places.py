@@ -112,8 +112,9 @@ async def test_groups_of_a_lost_place_are_run_again_elsewhere_and_its_workers_co
     nodes.start("workers-0", "workers-1")
     told = []
     endpoint.answers.clear()
-    home = nodes.places().home(2)
-    async with WorkerPool(WorkerSpec("troubled"), 2, first_wait_s=0.01, on_death=told.append, home=home) as pool:
+    # One attempt: a place that is lost is none.
+    spec, home = WorkerSpec("troubled"), nodes.places().home(2)
+    async with WorkerPool(spec, 2, max_attempts=1, first_wait_s=0.01, on_death=told.append, home=home) as pool:
         await until(lambda: len(pool.stats) == 2)
         env = WorkerEnvironment(pool)
         rows = [{"prompt": "q", "example_id": number, "answer": "fine"} for number in range(6)]

@@ -20,12 +20,14 @@ def history(number):
     """(configuration, world) of a history. The generator is its own: whoever seeds the global one changes nothing."""
     draw = random.Random(f"history {number}")
     max_lag = draw.choice([0, 1, 1, 2])
+    max_steps, max_staleness = draw.randint(2, 4), max_lag + draw.choice([0, 0, 1, 2])
+    most, fewest = draw.choice([None, 1, 3, 6]), draw.choice([None, 1])
     options = config(
-        max_steps=draw.randint(2, 4),
+        max_steps=max_steps,
         max_lag=max_lag,
-        max_staleness=max_lag + draw.choice([0, 0, 1, 2]),
-        max_inflight_groups=draw.choice([None, 1, 3, 6]),
-        min_inflight_groups=draw.choice([None, 1]),
+        max_staleness=max_staleness,
+        max_inflight_groups=most,
+        min_inflight_groups=fewest if max_staleness else None,
         curriculum={"sampler": draw.choice(["standard", "difficulty_pool"])},
         eval={"num_examples": draw.choice([0, 2]), "interval": draw.choice([0, 2])},
         max_empty_batches=1000,

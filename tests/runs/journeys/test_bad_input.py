@@ -104,6 +104,37 @@ def test_an_argument_that_an_environment_does_not_take_is_told_before_anything_i
     assert "did you mean 'num_eval'?" in refused()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--orchestrator.envs.0.args.num_train", "many"], "argument num_train is of type int, and not 'many'"),
+        (["--model.lora.target_modules", '["q_porj"]'], "is called 'q_porj'; did you mean 'q_proj'?"),
+        (["--trainer.expert_parallel", 2, "--deployment.num_trainer_ranks", 2], "and this model is dense: set it to 1"),
+        (["--inference.max_model_len", 4096], "max_model_len is 4096, and the model has 1024 positions"),
+        (["--inference.served_model_name", "mine"], "is not what requests ask for"),
+        (["--trainer.model", "/model"], "trainer.model '/model' would be ignored"),
+    ],
+)
+def test_what_no_process_of_a_run_could_do_is_told_before_there_is_one(refused, overrides, said):
+    assert said in refused(*overrides)
+
+
+def test_a_gpu_that_is_not_there_is_told_before_a_run_is_made(refused, monkeypatch):
+    monkeypatch.setattr("mettle.runs.devices.drivers_of_torch", list)
+    for table in ("trainer", "inference"):
+        assert f"{table}.device 'cuda' was asked for, and torch sees no GPU here" in refused(
+            f"--{table}.device", "cuda"
+        )
+
+
+def test_what_the_warm_up_measures_with_is_looked_at_too(refused):
+    probe = ("--warm_up.enabled", "true", "--warm_up.sft.probe.env")
+    assert "did you mean 'reverse-text'?" in refused(*probe, "reverse-txt")
+    assert "takes no argument 'num_trian'" in refused(
+        *probe, "reverse-text", "--warm_up.sft.probe.env_args.num_trian", 3
+    )
+
+
 def test_a_teacher_that_does_not_answer_is_told_before_anything_is_made(config, refused):
     config.write_text(CONFIG + '\n[orchestrator.services.reference]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
     assert "service 'reference' cannot be asked" in refused("--orchestrator.algorithm", "reference_kl")

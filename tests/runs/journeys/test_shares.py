@@ -142,6 +142,10 @@ def test_killed_trainer_engine_and_orchestrator_cost_no_run_anything(shares):
     share.check("b")
     restarts = share.read(share.share.path, lambda ledger: {p.name: p.restarts for p in ledger.journal.processes()})
     assert restarts == {"trainer": 1, "inference": 1}
+    compared = share.read(share.share.path, lambda ledger: ledger.journal.fact("mismatch"))
+    assert isinstance(compared, dict)
+    assert [name for name, _, _ in compared["table"]["adapter"]] == ["a", "b"]
+    assert compared["causes"] == {}
     assert "already" in complaint(share.folder, "rl", "share", "a.toml", "--base-model", "base", "--dir", "s")
 
 

@@ -193,9 +193,13 @@ def of_sandboxes(num_services, *faults, room=2, has_spare=False, **placed):
         ledger = Ledger(RunDir(Path(folder)).ledger)
         check_accounts(config.orchestrator, SimpleNamespace(trainer=SimpleNamespace(batches=found.batches)), ledger)
         errors, counts = check_attribution(ledger), ledger.task_counts()
+        losses = [event.message for event in ledger.journal.events() if event.kind == "services_lost"]
         ledger.close()
     assert found.crashes == found.left_behind == []
-    return found, errors, counts
+    assert len(losses) <= 1
+    assert all("none of its tasks is charged: " in loss for loss in losses)
+    counts["losses"] = len(losses)
+    return found, errors, +Counter(counts)
 
 
 def stalls(found):
@@ -230,6 +234,13 @@ def test_every_service_may_be_killed_at_once():
     assert [reason for _, reason in found.endings] == [None]
     assert used_again(found)
     assert stalls(found) == set()
+
+
+def test_no_task_is_dropped_for_services_that_are_gone_for_longer_than_all_its_attempts_take():
+    found, _, counts = of_sandboxes(2, *(InjectedFault("frozen", name, 7.5) for name in SERVICES))
+    assert set(counts) == {"trained", "losses"}
+    assert [reason for _, reason in found.endings] == [None]
+    assert used_again(found)
 
 
 def test_a_service_whose_node_is_lost_comes_back_on_one_that_joins():

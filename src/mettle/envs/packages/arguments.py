@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mettle.config.complaints import nearest
+from mettle.envs.packages.annotations import fits
 from mettle.envs.packages.registry import EnvironmentEntry
 from mettle.errors import UserError
 
@@ -24,10 +26,13 @@ class _Declared:
     names: Sequence[str]
     wanted: Sequence[str]
     """Those without a default."""
+    annotations: Mapping[str, ast.expr]
+    """Of those that have one which their own default does not belie."""
 
 
-def check_arguments(env_id: str, entry: EnvironmentEntry, given: Collection[str]) -> None:
-    """Raises: UserError for an argument that the environment does not take, or for one without which it is not made."""
+def check_arguments(env_id: str, entry: EnvironmentEntry, given: Mapping[str, Any]) -> None:
+    """Raises: UserError for an argument that the environment does not take, for one without which it is not made, and
+    for a value that is plainly of another type than the argument."""
     declared = _declared(entry)
     if declared is None:
         return
@@ -35,6 +40,10 @@ def check_arguments(env_id: str, entry: EnvironmentEntry, given: Collection[str]
         raise UserError(unknown_argument(env_id, unknown[0], declared.names))
     if missing := [name for name in declared.wanted if name not in given]:
         raise UserError(f"{env_id} wants the argument {missing[0]!r}, which has no default: give it in its args")
+    for name, value in given.items():
+        annotation = declared.annotations.get(name)
+        if annotation is not None and not fits(annotation, value):
+            raise UserError(f"{env_id}: the argument {name} is of type {ast.unparse(annotation)}, and not {value!r}")
 
 
 def unknown_argument(env_id: str, name: str, known: Sequence[str]) -> str:
@@ -55,11 +64,26 @@ def _declared(entry: EnvironmentEntry) -> _Declared | None:
     if len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef) or bound[0].decorator_list or bound[0].args.kwarg:
         return None
     arguments = bound[0].args
-    by_place = [argument.arg for argument in arguments.args]
+    taken = [*arguments.args, *arguments.kwonlyargs]
+    defaults: dict[str, ast.expr | None] = dict.fromkeys((argument.arg for argument in taken), None)
+    names = [argument.arg for argument in arguments.args]
+    defaults.update(zip(reversed(names), reversed(arguments.defaults), strict=False))
     by_name = [argument.arg for argument in arguments.kwonlyargs]
-    wanted = by_place[: len(by_place) - min(len(arguments.defaults), len(by_place))]
-    wanted += [name for name, default in zip(by_name, arguments.kw_defaults, strict=True) if default is None]
-    return _Declared([*by_place, *by_name], wanted)
+    defaults.update(zip(by_name, arguments.kw_defaults, strict=True))
+    annotations = {
+        argument.arg: argument.annotation
+        for argument in taken
+        if argument.annotation is not None and _is_believed(argument.annotation, defaults[argument.arg])
+    }
+    return _Declared(list(defaults), [name for name, default in defaults.items() if default is None], annotations)
+
+
+def _is_believed(annotation: ast.expr, default: ast.expr | None) -> bool:
+    """Not where its own default is of another type, as in `seed: int = None`."""
+    try:
+        return default is None or fits(annotation, ast.literal_eval(default))
+    except ValueError:
+        return True
 
 
 def _binds_loader(node: ast.stmt) -> bool:

@@ -1,8 +1,9 @@
 """Several workers of one environment: who runs what, and what happens when one dies.
 
 Parts: `WorkerPool`. Invariants: a group whose worker dies is run again, on another worker where there is one, up to
-`max_attempts` times in all; a worker that died is replaced, after a wait that doubles while replacements keep dying; a
-pool none of whose workers can be started any more fails its requests instead of keeping them waiting.
+`max_attempts` times in all, and as often as it takes where the worker was lost with its place; a worker that died is
+replaced, after a wait that doubles while replacements keep dying; a pool none of whose workers can be started any more
+fails its requests instead of keeping them waiting.
 """
 
 from __future__ import annotations
@@ -165,17 +166,18 @@ class WorkerPool:
             "is_independent": is_independent,
             "columns": list(columns),
         }
-        for attempt in range(1, self._max_attempts + 1):
+        num_deaths = 0
+        while True:
             worker = await self._free_worker()
             try:
                 answer = await worker.request("group", **request)
             except WorkerDied as death:
-                logger.warning("a group lost its worker", extra={"attempt": attempt, "error": str(death)})
-                if attempt == self._max_attempts:
-                    raise WorkerDied(f"{death}; the group's {attempt} workers all died") from death
+                num_deaths += not isinstance(death, PlaceLost)
+                logger.warning("a group lost its worker", extra={"deaths": num_deaths, "error": str(death)})
+                if num_deaths == self._max_attempts:
+                    raise WorkerDied(f"{death}; the group's {num_deaths} workers all died") from death
                 continue
             return [state_from(wired, answer["arrays"]) for wired in answer["states"]]
-        raise AssertionError("a loop over attempts returns or raises")
 
     def take_max_lag_s(self) -> float:
         """The worst lag of any worker's event loop since this was last asked."""

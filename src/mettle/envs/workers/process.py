@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.envs.workers.spawn import Spawned, WorkerDied
+from mettle.envs.workers.spawn import PlaceLost, Spawned, WorkerDied
 from mettle.errors import EnvironmentFault
 from mettle.processes.frames import Frame, encode, read_frame
 
@@ -166,7 +166,8 @@ class Worker:
         """The process is gone: everybody who waits learns it."""
         if self.death is not None:
             return
-        self.death = WorkerDied(f"worker {self._spawned.name} {how}")
+        kind = PlaceLost if self._spawned.is_place_lost else WorkerDied
+        self.death = kind(f"worker {self._spawned.name} {how}")
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
@@ -183,7 +184,7 @@ class Worker:
 
 def _again(death: WorkerDied) -> WorkerDied:
     """The same error for one more waiter: an instance raised in several tasks would mix their tracebacks."""
-    return WorkerDied(*death.args)
+    return type(death)(*death.args)
 
 
 async def _open(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

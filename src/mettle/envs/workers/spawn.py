@@ -206,6 +206,11 @@ class Spawned:
         """In words, for a message."""
         return self._process.how_it_ended()
 
+    @property
+    def is_place_lost(self) -> bool:
+        """Whether it was lost with its place; known once `how_it_ended` has been asked."""
+        return self._process.is_place_lost
+
     def _greet(self, spec: WorkerSpec) -> Frame:
         hello = {"env_id": spec.env_id, "env_args": spec.env_args, "settings": spec.settings, "paths": sys.path}
         self.connection.settimeout(spec.start_timeout_s)

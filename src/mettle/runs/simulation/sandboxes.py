@@ -18,6 +18,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
+from mettle.envs.errors import ErrorChain
 from mettle.envs.sandboxes.shared import SANDBOX_ENV, SandboxPools
 from mettle.errors import RolloutError, UserError
 from mettle.evals.source import GroupRequest
@@ -169,4 +170,7 @@ class SandboxedSource(SimulatedSource):
                 await machine.delete()
         except RolloutError as error:
             name = f"{request.prefix}-{position}"
-            return RolloutRecord(name, None, {}, [], (), error_kind=error.kind, error=str(error))
+            return RolloutRecord(
+                name, None, {}, [], (), error_kind=error.kind, error=str(error), error_type=type(error).__name__,
+                error_chain=str(ErrorChain(error)),
+            )  # fmt: skip

@@ -58,6 +58,10 @@ class ServiceLost(SandboxError):
     """The service cannot be reached, or ended while it was at work."""
 
 
+class NoService(ServiceLost):
+    """None of the services answers, which says nothing of who asks."""
+
+
 class NoMachine(SandboxError):
     """There is no such machine."""
 

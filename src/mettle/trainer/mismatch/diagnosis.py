@@ -3,7 +3,7 @@
     compare ──► differences ──► every sequence within the tolerance? ──► healthy
                                    │ no: those sequences alone
                                    ▼
-    older weights · no adapter · another prompt · another sampling parameter · rounded weights
+    no adapter · older weights · another prompt · another sampling parameter · rounded weights
                                    │ what is left of the differences under each
                                    ▼
     the least, if little is left; else the cause is unknown, and the table says where it shows
@@ -40,6 +40,8 @@ from mettle.trainer.mismatch.weights import as_bfloat16, as_int8, rounded, versi
 LEFT_BY_A_CAUSE = 0.15
 """Largest share of the differences that an exact cause may leave."""
 LEFT_IN_FLOAT32 = 1e-4
+TIE = 1e-6
+"""Nats that are the noise of two sums of the same numbers."""
 NOISE_RATIO = 2.5
 """How far the noise of rounding there may be from the noise here, either way."""
 MAX_OLDER = 4
@@ -152,7 +154,9 @@ class Comparer:
     def _cause(self, sequences: list[ComparedSequence], mismatch: float) -> tuple[str, str]:
         # Where ranks compute the same side by side, the last bit may differ, and with it who is asked for what next.
         tried = self._learner.world.share(list(self._explanations(sequences)))
-        best = min(tried, key=lambda e: e.left)
+        least = min(e.left for e in tried)
+        # The first of those that account for it alike: a new adapter is the base, so "not loaded" is also "v0".
+        best = next(e for e in tried if e.left <= least + TIE)
         if best.left <= max(LEFT_IN_FLOAT32, LEFT_BY_A_CAUSE * mismatch):
             return best.cause, best.detail
         noise = [e for e in tried if mismatch / NOISE_RATIO <= e.noise <= mismatch * NOISE_RATIO]
@@ -167,10 +171,10 @@ class Comparer:
         return bool(abs(differences.mean()) < np.abs(differences).mean() / 2)
 
     def _explanations(self, sequences: list[ComparedSequence]) -> Iterator[Explanation]:
-        yield from self._older_weights(sequences)
         if self._learner.tenant.adapter is not None:
             left = _left(sequences, self._each(sequences, lambda: without_adapter(self._learner)))
             yield Explanation("adapter", "the engine samples with the base alone: the adapter is not loaded", left)
+        yield from self._older_weights(sequences)
         yield from self._prompts(sequences)
         yield from self._sampling(sequences)
         own = self._each(sequences)

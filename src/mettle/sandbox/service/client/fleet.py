@@ -23,7 +23,7 @@ from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.service.client.access import ServiceAccess
 from mettle.sandbox.service.client.connection import NotConnected, ServiceConnection
-from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy, ServiceLost, TokenRefused
+from mettle.sandbox.service.faults import NoService, QuotaExceeded, ServiceBusy, ServiceLost, TokenRefused
 from mettle.web.backoff import Backoff, Retries
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Fleet:
     async def start(self) -> None:
         """Ask every service, and wait for the slow ones only as long as none is there.
 
-        Raises: UserError (a refused token, too little isolation); ServiceLost if none answers.
+        Raises: UserError (a refused token, too little isolation); NoService if none answers.
         """
         for url in self.config.urls:
             self._access.check(url)
@@ -110,7 +110,7 @@ class Fleet:
             if isinstance(result, Exception) and not isinstance(result, ServiceLost | ServiceBusy):
                 raise result
         if not any(member.is_there for member in self.members):
-            raise ServiceLost(self._why_none())
+            raise NoService(self._why_none())
         self._looking = [
             asyncio.create_task(self._look_after(member), name="sandbox service watch") for member in self.members
         ]
@@ -147,7 +147,7 @@ class Fleet:
         Only for work that may be done twice. `on_move` is told of a service that was lost in the middle of it.
         """
         avoided, retries = set[int](), self._retries()
-        last: SandboxError = ServiceLost(self._why_none())
+        last: SandboxError = NoService(self._why_none())
         num_lost = 0
         while True:
             member = await self._choose(avoided, last)
@@ -186,7 +186,7 @@ class Fleet:
                 return min(left, key=lambda member: member.busyness(self._use), default=None)
             left_s = began + self.config.start_timeout_s - clock()
             if left_s <= 0 or not self._looking:
-                raise ServiceLost(self._why_none()) from last
+                raise NoService(self._why_none()) from last
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -202,7 +202,7 @@ class Fleet:
         return member
 
     async def _await_files(self) -> None:
-        """Until a service has said where it is, if any will. Raises: ServiceLost when none has in time."""
+        """Until a service has said where it is, if any will. Raises: NoService when none has in time."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -212,7 +212,7 @@ class Fleet:
             if self.members or not self.config.url_files:
                 return
             if clock() - began > self.config.start_timeout_s:
-                raise ServiceLost("no sandbox service has said where it is")
+                raise NoService("no sandbox service has said where it is")
             await asyncio.sleep(_FOLLOW_S)
 
     async def _follow(self) -> None:

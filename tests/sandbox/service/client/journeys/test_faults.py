@@ -17,7 +17,7 @@ from mettle.errors import SandboxError, UserError
 from mettle.sandbox import Machine, MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
 from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.client.machine import RemoteMachine
-from mettle.sandbox.service.faults import QuotaExceeded, ServiceLost, TokenRefused
+from mettle.sandbox.service.faults import NoService, QuotaExceeded, ServiceLost, TokenRefused
 from mettle.sandbox.zygote import watch
 from serving import make_token, service_process, serving, wait_until
 
@@ -75,7 +75,7 @@ async def test_a_killed_service_is_one_clear_error_and_leaves_no_process(tmp_pat
             assert isinstance(await raised(attempt), ServiceLost)
         await wait_until(lambda: asyncio.sleep(0, not any(is_alive(pid) for pid in family)))
         connection.close()
-        assert isinstance(await raised(machines.create()), ServiceLost)
+        assert type(await raised(machines.create())) is NoService
         assert job.poll() is None, "nobody knows what became of it"
 
 
@@ -232,7 +232,7 @@ async def test_more_judgements_than_the_quota_wait_their_turn(tmp_path: Path, mo
 
 
 async def test_a_service_that_is_not_there_is_one_clear_error() -> None:
-    with pytest.raises(ServiceLost, match=r"http://127.0.0.1:1 cannot be reached: .*refused"):
+    with pytest.raises(NoService, match=r"http://127.0.0.1:1 cannot be reached: .*refused"):
         async with open_judge(remote("http://127.0.0.1:1", start_timeout_s=0.5)):
             pass
     with pytest.raises(UserError, match="not the address"):
