@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.processes.beats import Beat, Wait
+from mettle.processes.beats import Beat, Questions, Wait
 from mettle.processes.liveness import Looks, diagnose, root_of, worker_name
 
 NOW = 1000.0
 PIDS = {"supervisor": 1, "orchestrator": 2, "trainer": 3, "inference": 4, "hub": 5, "sft": 6}
 WORKER = worker_name("owner/words@1", 77)
+JUDGE = "judge j at http://far/v1"
 
 
 def beat(name, **fields):
@@ -21,6 +22,10 @@ def beat(name, **fields):
 def wait(owner, target, waited_s, *, edge="", budget_s=1800.0):
     edges = {"environments": "rollouts", "trainer": "weights", "orchestrator": "batch"}
     return (Wait(owner, edge or edges.get(target, target), target, "something", NOW - waited_s, budget_s),)
+
+
+def asked(silent_s, num_open=3, **fields):
+    return (Questions(JUDGE, num_open, float(silent_s), **fields),)
 
 
 def healthy(**changes):
@@ -120,6 +125,32 @@ CASES = {
         healthy(orchestrator={"waits": wait("orchestrator", "trainer", 600), "has_work": False},
                 trainer={"waits": wait("trainer", "orchestrator", 500, budget_s=600)}, inference=IDLE_ENGINE),
         "trainer", "trainer -> orchestrator",
+    ),
+    "a judge answers nobody, and the worker that asks it has work": (
+        healthy(**{
+            WORKER: {**ROLLING, "asked": asked(25, longest_s=4.0)}, "inference": IDLE_ENGINE,
+            "orchestrator": {"idle_s": 25.0, "longest_idle_s": 2.0, "waits": wait("orchestrator", "environments", 25)},
+        }), JUDGE, "judge j at http://far/v1 has not answered for 25 s; 3 questions of worker-owner-words-1-77 wait",
+    ),
+    "a judge takes as long as it has taken before": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(45, longest_s=9.1)}, "inference": IDLE_ENGINE}), None, "",
+    ),
+    "a judge has just been asked by one, and has been silent to another": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(25)}, "worker-b-2": {**ROLLING, "asked": asked(1)},
+                   "inference": IDLE_ENGINE}), JUDGE, "has not answered for 25 s; 6 questions",
+    ),
+    "a judge answers one worker and not another": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(25)}, "worker-b-2": {"asked": asked(0, 0, answered_s=3.0)},
+                   "inference": IDLE_ENGINE}), None, "",
+    ),
+    "a judge was silent, and nobody asks it now": (healthy(**{WORKER: {"asked": asked(25, 0)}}), None, ""),
+    "who asks a judge does not run": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(40), "at": NOW - 40}, "inference": IDLE_ENGINE}),
+        WORKER, "no sign of life",
+    ),
+    "the trainer has waited long for a judge that the orchestrator asks": (
+        healthy(orchestrator={"has_work": True, "idle_s": 0.0, "asked": asked(8)}, inference=IDLE_ENGINE,
+                trainer={"waits": wait("trainer", "orchestrator", 400, budget_s=600.0)}), None, "",
     ),
 }  # fmt: skip
 
