@@ -22,7 +22,7 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import read_group
 
-DAILY, NIGHTLY = 12, 1000
+DAILY, NIGHTLY = 10, 1000
 CHUNKS = 2
 NAME = f"judge {JUDGE} at {URL}"
 MAX_FAILED_GROUPS = 8
@@ -161,8 +161,71 @@ def check_blame(told, found):
             assert min(at) - one.at <= NAMED_WITHIN_S, (told.faults, at)
 
 
+def story(*faults, habits=None, world=None, **values):
+    """A run of six groups whose rollouts are judged, and what came of it."""
+    world = world or SimulatedWorld(rollout_s=2.0, train_s=1.0, limit_s=9000.0)
+    cluster = nodes(3) if values.get("is_ray") else ()
+    return lived(History(config(**values), world, faults, cluster, judge=habits or JudgeHabits()))
+
+
+def told_of(found):
+    return [(one.kind, one.process) for one in found.told if one.kind in ("stall", "recovery", "recovered")]
+
+
+def test_a_judge_that_freezes_for_a_while_is_named_and_waited_for():
+    found, happened = story(InjectedFault("frozen", JUDGE, 6.0, 30.0))
+    assert told_of(found) == [("stall", NAME), ("recovered", NAME)]
+    (stall,) = [one for one in found.told if one.kind == "stall"]
+    assert stall.text.startswith(f"{NAME} has not answered for 2")
+    assert happened["failed by judge"] == 0
+
+
+def test_a_judge_that_says_nothing_about_some_rollouts_takes_them_and_not_their_groups():
+    found, happened = story(habits=JudgeHabits(silence_rate=0.1), rollout_timeout_s=30.0)
+    assert happened["failed by judge"] >= happened["groups with a gap"] > 0
+    assert {process for _, process in told_of(found)} <= {NAME}
+    assert found.duration_s < 200.0
+
+
+@pytest.mark.parametrize("is_asked_of_groups", [False, True])
+def test_a_run_whose_judge_is_away_ends_in_a_line_that_names_it_and_goes_on_when_it_is_back(is_asked_of_groups):
+    habits = JudgeHabits(is_asked_of_groups=is_asked_of_groups)
+    found, _ = story(InjectedFault("killed", JUDGE, 6.0, 200.0), habits=habits)
+    (_, reason), (_, last) = found.endings
+    assert "failed every rollout of 8 groups in a row; the first error was judge: " in reason
+    assert f"POST {URL}/chat/completions" in reason
+    assert last is None
+
+
+def test_an_answer_that_comes_after_its_group_was_cut_short_changes_nothing():
+    """Some of the groups wait for the judge when the batch that they would be too stale for has been shipped."""
+    world = SimulatedWorld(rollout_s=0.5, train_s=0.1, update_s=0.05, limit_s=9000.0)
+    _, happened = story(
+        habits=JudgeHabits(answer_s=4.0), world=world, max_lag=1, max_staleness=1, max_inflight_groups=6
+    )
+    assert happened["cut short"] > 0
+    assert happened["failed by judge"] == 0
+
+
+@pytest.mark.parametrize("kind", ["killed", "frozen"])
+def test_code_is_judged_at_the_other_service_when_one_is_lost(kind):
+    found, happened = story(InjectedFault(kind, "sandboxes-0", 7.5), is_ray=True, num_services=2)
+    assert [reason for _, reason in found.endings] == [None]
+    assert sum(used for _, _, used in found.sandboxes) >= 24
+    assert happened["failed by judge"] == 0
+    assert {process for _, process in told_of(found)} == ({"sandboxes-0"} if kind == "frozen" else set())
+
+
+def test_a_judged_history_is_a_function_of_its_number():
+    """One with judges of both kinds."""
+    found = [lived(history(6))[0] for _ in range(2)]
+    assert found[0].told == found[1].told
+    assert found[0].duration_s == found[1].duration_s
+    assert found[0].sandboxes == found[1].sandboxes != []
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_dozen_judged_histories_a_day_keep_every_promise(chunk):
+def test_ten_judged_histories_a_day_keep_every_promise(chunk):
     total = Counter()
     for number in range(chunk, DAILY, CHUNKS):
         total += lived(history(number))[1]

@@ -65,6 +65,7 @@ class JudgeHabits:
     """How a judge answers. Rates are shares of what it is asked."""
 
     answer_s: float = 0.5
+    """On average; four times that at most."""
     refusal_rate: float = 0.0
     """Of questions that are refused, with 429, 500 or 503; asked again, another draw."""
     nonsense_rate: float = 0.0
@@ -129,7 +130,7 @@ class SimulatedJudge:
         fate = always.random()
         if fate < habits.silence_rate:
             await asyncio.Event().wait()
-        await asyncio.sleep(luck.expovariate(1.0) * habits.answer_s)
+        await asyncio.sleep(min(4.0, luck.expovariate(1.0)) * habits.answer_s)
         if self.mood == "refusing" or luck.random() < habits.refusal_rate:
             return luck.choice([429, 500, 503]), b'{"error": {"message": "not now"}}'
         said: str | None = " ".join(f"{worth:.6f}" for worth in worth_of(text))
