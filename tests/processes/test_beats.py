@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from mettle.processes.beats import FILE_BYTES, Beat, Gauge, Heartbeat, asking, read_beats, waits_of
+from mettle.storage.database import Database
 
 
 class Clock:
@@ -205,3 +206,14 @@ def test_whom_a_process_asks_is_read_as_it_was_written(tmp_path):
         written = heart.beat()
         assert read_beats(tmp_path)["worker"].asked == written.asked
         assert written.asked[0].num_open == 1
+
+
+def test_a_beat_says_that_its_process_is_in_the_middle_of_a_transaction(tmp_path, clock):
+    database = Database(tmp_path / "run.db", ["CREATE TABLE t (x)"])
+    heart = Heartbeat(name="orchestrator", clock=clock)
+    assert not heart.measure().is_writing
+    heart.is_writing = lambda: database.is_writing
+    with database.transaction():
+        assert heart.measure().is_writing
+    assert not heart.measure().is_writing
+    database.close()

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.processes.beats import Beat, Questions, Wait
-from mettle.processes.liveness import Looks, diagnose, root_of, worker_name
+from mettle.processes.liveness import SILENT_RESTART_S, WRITING_RESTART_S, Looks, diagnose, root_of, worker_name
+from mettle.storage.database import BUSY_TIMEOUT_S
 
 NOW = 1000.0
 PIDS = {"supervisor": 1, "orchestrator": 2, "trainer": 3, "inference": 4, "hub": 5, "sft": 6}
@@ -179,6 +180,16 @@ def test_what_the_kernel_says_tells_a_stopped_process_from_a_slow_host_and_a_deb
         assert (text in fault.text, fault.is_due) == (True, is_due)
     (late,) = diagnose(healthy(trainer={"at": NOW - 121}), NOW, state_of=lambda pid: "D")
     assert late.is_due
+
+
+def test_who_is_blocked_in_the_middle_of_a_transaction_is_ended_before_the_others_give_up_waiting_for_it():
+    stuck = {"has_work": True, "idle_s": 90.0, "longest_idle_s": 2.0, "waits": ()}
+    for is_writing, is_due in ((False, False), (True, True)):
+        blocked = {"late_s": 61.0, "is_writing": is_writing}
+        faults = diagnose(healthy(orchestrator=blocked, trainer=stuck), NOW)
+        assert [(f.process, f.is_due) for f in faults if f.process == "orchestrator"] == [("orchestrator", is_due)]
+        assert ("trainer" in {fault.process for fault in faults}) is not is_writing  # it waits to write
+    assert WRITING_RESTART_S < SILENT_RESTART_S < BUSY_TIMEOUT_S
 
 
 def test_a_worker_on_another_node_that_is_silent_is_told_and_left_to_its_pool():

@@ -97,6 +97,8 @@ class Beat:
     figures: dict[str, float] = field(default_factory=dict)
     host: str = ""
     asked: tuple[Questions, ...] = ()
+    is_writing: bool = False
+    """In the middle of a transaction: whoever else would write waits for its end."""
 
     def shifted(self, by_s: float) -> Beat:
         """The same beat in the times of a clock that is `by_s` ahead."""
@@ -160,6 +162,7 @@ class Heartbeat:
         self.clock = clock
         self.gauge: Callable[[], Gauge] | None = None
         self.figures: Callable[[], dict[str, float]] = dict
+        self.is_writing: Callable[[], bool] = lambda: False
         self._path = path
         self._unit = unit
         self._progress = 0
@@ -306,6 +309,7 @@ class Heartbeat:
             waits=tuple(self.waits[:MAX_WAITS]),
             figures=self.figures(),
             asked=asked,
+            is_writing=self.is_writing(),
         )
 
     def _look_outside(self, now: float, *, is_heard: bool) -> tuple[Questions, ...]:

@@ -37,6 +37,8 @@ SILENT_RESTART_S = 120.0
 """One that runs and does not beat (a host that swaps, a C call that holds the interpreter) is given longer."""
 BLOCKED_RESTART_S = 300.0
 """Code that blocks an event loop now and then is slow; a worker of an environment is given as long by its pool."""
+WRITING_RESTART_S = 60.0
+"""But not in the middle of a transaction: the others give up waiting for it after 180 s, and the run would end."""
 PAUSED_RESTART_S = 60.0
 IDLE_TOLD_S = 20.0
 IDLE_TOLD_TIMES = 5.0
@@ -159,9 +161,11 @@ def held_by(beats: Mapping[str, Beat], faults: Collection[Fault], missing: Colle
 
     With a rank of the trainer all others wait, with an engine or a sandbox service all that roll out, and with a worker
     the orchestrator. What is missing holds up those that can do nothing without it. Whoever has asked somebody outside
-    of the run waits for the answer.
+    of the run waits for the answer. With one that stopped in the middle of a transaction everybody waits.
     """
     halted = {fault.process for fault in faults if fault.kind in HALTED}
+    if any(beats[name].is_writing for name in halted if name in beats):
+        return set(beats)  # nobody comes past what is being written
     halted |= {name for name, beat in beats.items() if any(asked.num_open for asked in beat.asked)}
     if _has_none(REPLICA_PREFIX, beats, missing):
         halted.add("inference")
@@ -226,6 +230,7 @@ def _own_fault(
     if beat.late_s >= TOLD_S:
         text = f"{who}: its main loop is blocked for {beat.late_s:.0f} s{where}"
         limit = None if is_worker(beat.name) else BLOCKED_RESTART_S  # its pool ends a worker
+        limit = WRITING_RESTART_S if beat.is_writing else limit
         return Fault(beat.name, beat.pid, BLOCKED, beat.late_s, text, limit)
     if beat.paused_s >= TOLD_S:
         text = f"{who} was told to pause (POST /admin/pause) and has not sampled for {beat.paused_s:.0f} s"

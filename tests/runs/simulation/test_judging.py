@@ -80,6 +80,7 @@ def lived(told):
         happened = check_rewards(told, found, ledger, Path(folder))
         check_attribution(ledger)
         check_draws(told, found, ledger)
+        happened["tried again"] = ledger.database.value("SELECT sum(attempts > 1) FROM tasks")
         happened["cut short"] = sum(value for _, value in ledger.journal.metric("staleness/cut_short"))
         ledger.close()
     check_endings(told, found)
@@ -105,7 +106,9 @@ def check_rewards(told, found, ledger, folder):
             expected = reward_of(rollout.messages[-1]["content"], has_tests=has_tests)
             assert rollout.reward == pytest.approx(expected, abs=1e-6)
         scored[draw_id] = len(group.rewards)
-        happened["groups with a gap"] += 0 < len(group.rewards) < len(group.rollouts)
+        has_gap = 0 < len(group.rewards) < len(group.rollouts)
+        happened["groups with a gap"] += has_gap
+        happened["trained with a gap"] += has_gap and any(draw_id in b.draw_ids for b in found.batches.values())
     for batch in found.batches.values():
         tokens = Counter(batch.token_ids[batch.loss_mask].tolist())
         assert all(tokens[draw_id] <= 4 * scored[draw_id] for draw_id in batch.draw_ids)
@@ -182,7 +185,7 @@ def test_a_judge_that_freezes_for_a_while_is_named_and_waited_for():
 
 def test_a_judge_that_says_nothing_about_some_rollouts_takes_them_and_not_their_groups():
     found, happened = story(habits=JudgeHabits(silence_rate=0.1), rollout_timeout_s=30.0)
-    assert happened["failed by judge"] >= happened["groups with a gap"] > 0
+    assert happened["failed by judge"] >= happened["groups with a gap"] >= happened["trained with a gap"] > 0
     assert {process for _, process in told_of(found)} <= {NAME}
     assert found.duration_s < 200.0
 
@@ -214,6 +217,14 @@ def test_code_is_judged_at_the_other_service_when_one_is_lost(kind):
     assert sum(used for _, _, used in found.sandboxes) >= 24
     assert happened["failed by judge"] == 0
     assert {process for _, process in told_of(found)} == ({"sandboxes-0"} if kind == "frozen" else set())
+
+
+def test_code_that_no_service_judges_has_no_reward_of_0():
+    """Its only service freezes, and is ended after 120 s; groups are given up for it before, and tried again."""
+    fault = InjectedFault("frozen", "sandboxes-0", 7.5)
+    found, happened = story(fault, is_ray=True, num_services=1, rollout_timeout_s=600.0)
+    assert happened["tried again"] > 0
+    assert [reason for _, reason in found.endings] == [None]
 
 
 def test_a_judged_history_is_a_function_of_its_number():
