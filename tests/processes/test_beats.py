@@ -217,3 +217,4 @@ def test_a_beat_says_that_its_process_is_in_the_middle_of_a_transaction(tmp_path
         assert heart.measure().is_writing
     assert not heart.measure().is_writing
     database.close()
+    assert not heart.measure().is_writing

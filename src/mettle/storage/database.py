@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,10 @@ class Database:
 
     @property
     def is_writing(self) -> bool:
-        """True inside of a transaction, for which every other process that writes waits."""
-        return self._depth > 0
+        """True inside of a transaction, for which every other process that writes waits. Any thread may ask."""
+        with suppress(sqlite3.ProgrammingError):  # it is closed
+            return self._connection.in_transaction
+        return False
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
