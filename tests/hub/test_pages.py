@@ -13,7 +13,7 @@ import pytest
 from mettle.hub.pages import FOLDER, templates
 from mettle.inference.outside.checks import WorkFault
 from mettle.inference.outside.roster import Roster, invite
-from mettle.processes.beats import Beat
+from mettle.processes.beats import Beat, Questions
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
 
@@ -70,6 +70,17 @@ async def test_a_process_that_stands_still_is_named_on_the_page(browse, tmp_path
     assert {name: vital["fault"] for name, vital in vitals.items()} == {
         "inference": "paused", "orchestrator": None, "trainer": None,
     }  # fmt: skip
+    writer.ledger.close()
+
+
+async def test_a_judge_that_answers_nobody_is_named_on_the_page(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=4, groups=2)
+    writer.train_step(1)
+    writer.leave_running(2)
+    asked = (Questions("judge j at http://far/v1", 3, 25.0),)
+    writer.beat(Beat("worker-words-7", writer.pid, time.monotonic() + 3600, has_work=True, asked=asked))
+    html = await text(browse(tmp_path), "/runs/run")
+    assert "judge j at http://far/v1 has not answered for 25 s; 3 questions of worker-words-7 wait" in html
     writer.ledger.close()
 
 

@@ -222,8 +222,19 @@ async def test_a_call_from_another_distribution_fails_in_training_and_stands_in_
 async def test_a_worker_is_told_what_its_samples_are_for(in_workers):
     cache = ClientCache()
     for trains_at in (None, 0.7):
-        assert cache.client(in_workers._described(trains_at)).trains_at == trains_at
+        assert cache.client(in_workers.client_of(in_workers._train["words"], trains_at)).trains_at == trains_at
     await cache.close()
+
+
+async def test_environments_know_when_a_group_is_ended_so_that_a_judge_which_hangs_is_given_up_before(
+    run_dir, settings, in_workers
+):
+    config = OrchestratorConfig.model_validate({**settings, "rollout_timeout_s": 40.0})
+    source = EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
+    assert source._train["words"].group_timeout_seconds == 40.0
+    await source.close()
+    env = in_workers._train["words"]
+    assert env.group_timeout_seconds == env.pool.spec.settings["group_timeout_seconds"] == 50.0
 
 
 async def test_training_and_evaluation_have_their_own_tasks(source):

@@ -3,10 +3,12 @@
 import os
 import threading
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from mettle.processes.beats import FILE_BYTES, Beat, Gauge, Heartbeat, read_beats, waits_of
+from mettle.processes.beats import FILE_BYTES, Beat, Gauge, Heartbeat, asking, read_beats, waits_of
+from mettle.storage.database import Database
 
 
 class Clock:
@@ -132,3 +134,87 @@ def test_the_wall_clock_is_never_asked(monkeypatch, tmp_path):
     with Heartbeat(tmp_path / "a.beat") as heart:
         heart.tick()
         heart.beat()
+
+
+@contextmanager
+def refused(heart):
+    """A question that fails after the block."""
+    with suppress(OSError), heart.asking("judge j"):
+        yield
+        raise OSError("refused")
+
+
+def test_somebody_outside_of_the_run_is_silent_from_the_first_open_question_to_an_answer(clock):
+    heart = Heartbeat(name="worker", clock=clock)
+
+    def known():
+        (asked,) = heart.measure().asked
+        return asked.num_open, asked.silent_s, asked.longest_s, asked.answered_s
+
+    assert heart.measure().asked == ()
+    clock.go(50, heart)
+    with heart.asking("judge j"):
+        clock.go(4, heart)
+        with refused(heart):
+            clock.go(3, heart)
+            assert known() == (2, 7.0, 0.0, None)
+        clock.go(2, heart)
+        assert known() == (1, 9.0, 0.0, None)  # a failure is no answer
+    assert known() == (0, 0.0, 9.0, 0.0)
+    clock.go(30, heart)
+    assert known() == (0, 0.0, 9.0, 30.0)
+    with refused(heart):
+        clock.go(5, heart)
+    clock.go(100, heart)  # nobody asks
+    with heart.asking("judge j"):
+        clock.go(1, heart)
+        assert known() == (1, 6.0, 9.0, 136.0)
+
+
+def test_who_waits_for_an_answer_from_outside_does_not_stand_still_itself(clock):
+    heart = Heartbeat(name="worker", clock=clock)
+    heart.advance()
+    clock.go(3, heart)
+    with heart.asking("judge j"):
+        clock.go(60, heart)
+        assert heart.measure().idle_s == 0.0
+    clock.go(5, heart)
+    assert heart.measure().idle_s == 5.0
+
+
+def test_nobody_is_silent_to_a_process_that_could_not_hear_it(clock):
+    """Whose loop is blocked, or that was stopped with its threads."""
+    heart = Heartbeat(name="worker", clock=clock)
+    with heart.asking("judge j"):
+        heart.tick()
+        clock.go(40, heart)  # the loop does not come round
+        assert heart.measure().asked[0].silent_s <= 3.0
+        heart.tick()
+        clock.go(40)
+        assert heart.measure().asked[0].silent_s <= 3.0
+
+
+def test_what_is_asked_of_no_heart_is_asked_all_the_same():
+    with asking("judge j"):
+        pass
+    with Heartbeat(name="worker") as heart, asking("judge j"):
+        assert [asked.target for asked in heart.measure().asked] == ["judge j"]
+
+
+def test_whom_a_process_asks_is_read_as_it_was_written(tmp_path):
+    with Heartbeat(tmp_path / "worker.beat") as heart, heart.asking("judge j"):
+        written = heart.beat()
+        assert read_beats(tmp_path)["worker"].asked == written.asked
+        assert written.asked[0].num_open == 1
+
+
+def test_a_beat_says_that_its_process_is_in_the_middle_of_a_transaction(tmp_path, clock):
+    database = Database(tmp_path / "run.db", ["CREATE TABLE t (x)"])
+    heart = Heartbeat(name="orchestrator", clock=clock)
+    assert not heart.measure().is_writing
+    heart.is_writing = lambda: database.is_writing
+    with database.transaction():
+        assert heart.measure().is_writing
+    assert not heart.measure().is_writing
+    database.close()
+    assert not heart.measure().is_writing

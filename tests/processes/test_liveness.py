@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.processes.beats import Beat, Wait
-from mettle.processes.liveness import Looks, diagnose, root_of, worker_name
+from mettle.processes.beats import Beat, Questions, Wait
+from mettle.processes.liveness import SILENT_RESTART_S, WRITING_RESTART_S, Looks, diagnose, root_of, worker_name
+from mettle.storage.database import BUSY_TIMEOUT_S
 
 NOW = 1000.0
 PIDS = {"supervisor": 1, "orchestrator": 2, "trainer": 3, "inference": 4, "hub": 5, "sft": 6}
 WORKER = worker_name("owner/words@1", 77)
+JUDGE = "judge j at http://far/v1"
 
 
 def beat(name, **fields):
@@ -21,6 +23,10 @@ def beat(name, **fields):
 def wait(owner, target, waited_s, *, edge="", budget_s=1800.0):
     edges = {"environments": "rollouts", "trainer": "weights", "orchestrator": "batch"}
     return (Wait(owner, edge or edges.get(target, target), target, "something", NOW - waited_s, budget_s),)
+
+
+def asked(silent_s, num_open=3, **fields):
+    return (Questions(JUDGE, num_open, float(silent_s), **fields),)
 
 
 def healthy(**changes):
@@ -121,6 +127,32 @@ CASES = {
                 trainer={"waits": wait("trainer", "orchestrator", 500, budget_s=600)}, inference=IDLE_ENGINE),
         "trainer", "trainer -> orchestrator",
     ),
+    "a judge answers nobody, and the worker that asks it has work": (
+        healthy(**{
+            WORKER: {**ROLLING, "asked": asked(25, longest_s=4.0)}, "inference": IDLE_ENGINE,
+            "orchestrator": {"idle_s": 25.0, "longest_idle_s": 2.0, "waits": wait("orchestrator", "environments", 25)},
+        }), JUDGE, "judge j at http://far/v1 has not answered for 25 s; 3 questions of worker-owner-words-1-77 wait",
+    ),
+    "a judge takes as long as it has taken before": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(45, longest_s=9.1)}, "inference": IDLE_ENGINE}), None, "",
+    ),
+    "a judge has just been asked by one, and has been silent to another": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(25)}, "worker-b-2": {**ROLLING, "asked": asked(1)},
+                   "inference": IDLE_ENGINE}), JUDGE, "has not answered for 25 s; 6 questions",
+    ),
+    "a judge answers one worker and not another": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(25)}, "worker-b-2": {"asked": asked(0, 0, answered_s=3.0)},
+                   "inference": IDLE_ENGINE}), None, "",
+    ),
+    "a judge was silent, and nobody asks it now": (healthy(**{WORKER: {"asked": asked(25, 0)}}), None, ""),
+    "who asks a judge does not run": (
+        healthy(**{WORKER: {**ROLLING, "asked": asked(40), "at": NOW - 40}, "inference": IDLE_ENGINE}),
+        WORKER, "no sign of life",
+    ),
+    "the trainer has waited long for a judge that the orchestrator asks": (
+        healthy(orchestrator={"has_work": True, "idle_s": 0.0, "asked": asked(8)}, inference=IDLE_ENGINE,
+                trainer={"waits": wait("trainer", "orchestrator", 400, budget_s=600.0)}), None, "",
+    ),
 }  # fmt: skip
 
 
@@ -148,6 +180,16 @@ def test_what_the_kernel_says_tells_a_stopped_process_from_a_slow_host_and_a_deb
         assert (text in fault.text, fault.is_due) == (True, is_due)
     (late,) = diagnose(healthy(trainer={"at": NOW - 121}), NOW, state_of=lambda pid: "D")
     assert late.is_due
+
+
+def test_who_is_blocked_in_the_middle_of_a_transaction_is_ended_before_the_others_give_up_waiting_for_it():
+    stuck = {"has_work": True, "idle_s": 90.0, "longest_idle_s": 2.0, "waits": ()}
+    for is_writing, is_due in ((False, False), (True, True)):
+        blocked = {"late_s": 61.0, "is_writing": is_writing}
+        faults = diagnose(healthy(orchestrator=blocked, trainer=stuck), NOW)
+        assert [(f.process, f.is_due) for f in faults if f.process == "orchestrator"] == [("orchestrator", is_due)]
+        assert ("trainer" in {fault.process for fault in faults}) is not is_writing  # it waits to write
+    assert WRITING_RESTART_S < SILENT_RESTART_S < BUSY_TIMEOUT_S
 
 
 def test_a_worker_on_another_node_that_is_silent_is_told_and_left_to_its_pool():

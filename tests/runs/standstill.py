@@ -92,9 +92,9 @@ class FaultyRun(Run):
     def stop_process(self, name: str) -> None:
         os.kill(self.pid(name), signal.SIGSTOP)
 
-    def block(self, name: str) -> None:
+    def block(self, name: str, *, is_writing: bool = False) -> None:
         self.begin("blocked")
-        os.kill(self.pid(name), signal.SIGUSR1)
+        os.kill(self.pid(name), signal.SIGUSR2 if is_writing else signal.SIGUSR1)
 
     def begin(self, fault: str, text: str = "") -> None:
         (self.faults / fault).write_text(text)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.processes.beats import Beat, Gauge, Heartbeat, Wait
+from mettle.processes.beats import Beat, Gauge, Heartbeat, Questions, Wait
 from mettle.processes.liveness import worker_name
 from mettle.runs.watchdog import Watchdog, wait_graph
 
@@ -230,3 +230,27 @@ def test_a_process_that_was_started_again_is_not_even_named_for_the_wait_that_it
     for now in range(461):
         reports += watchdog.check(at(float(now)), float(now), age_of=lambda name: age_s)
     assert [(report.kind, report.fault.kind) for report in reports] == named
+
+
+def asking(now, silent_s, num_open=1, *, answered_s=None):
+    asked = Questions("judge j", num_open, silent_s, answered_s=answered_s)
+    return {"worker-words-7": Beat("worker-words-7", 7, now, has_work=True, asked=(asked,))}
+
+
+def test_a_judge_that_answers_nobody_is_told_once_never_ended_and_told_again_when_it_answers():
+    watchdog, found = Watchdog(), []
+    for now in range(400):
+        num_open = 0 if 100 <= now < 110 else 1  # every question has failed, and nobody asks for a while
+        found += watchdog.check(asking(now, float(now), num_open), float(now))
+    assert [(r.kind, r.fault.process, r.fault.pid, r.fault.kind) for r in found] == [("stall", "judge j", 0, "silent")]
+    (back,) = watchdog.check(asking(400.0, 0.0, 0, answered_s=0.5), 400.0)
+    assert (back.kind, back.text) == ("recovered", "judge j answers again after 399 s")
+    later = [r.kind for now in range(401, 440) for r in watchdog.check(asking(now, now - 401.0), float(now))]
+    assert later == ["stall"]
+
+
+def test_an_answer_from_before_the_silence_is_none():
+    watchdog = Watchdog()
+    for now in range(30):
+        watchdog.check(asking(now, float(now), answered_s=now + 5.0), float(now))
+    assert watchdog.check(asking(30.0, 29.0, 0, answered_s=35.0), 30.0) == []

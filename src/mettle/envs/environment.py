@@ -60,6 +60,9 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
     """A policy that shows what is wanted, `(messages, row) -> text or assistant message`; see `demonstrations`."""
 
     max_turn_completion_tokens: int | None = None
+    group_timeout_seconds: float | None = None
+    """After this long whoever runs a group ends it, rewards and all; a reward function is given up before."""
+
     concurrency: int = 0
 
     def __init__(
@@ -266,10 +269,11 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         **_: Any,
     ) -> State:
         """Run and score one rollout. Its failure is in its state; nothing is raised."""
+        ends_at = self._scored_by()
         if (pace := pacer()).is_spent:
             await pace.turn()
         state = await self._attempt(input, client_from(client), model, sampling_args, max_retries)
-        await self._score([state], partial(score_alone, self.rubric, state))
+        await self._score([state], partial(score_alone, self.rubric, state), ends_at)
         return state
 
     async def run_group(
@@ -282,6 +286,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         **_: Any,
     ) -> list[State]:
         """Run the rollouts of one group side by side and score them together. Nothing is raised for one that fails."""
+        ends_at = self._scored_by()
         if (pace := pacer()).is_spent:
             await pace.turn()
         client = client_from(client)
@@ -294,7 +299,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         states = [await attempts[0]] if len(attempts) == 1 else list(await asyncio.gather(*attempts))
         for state in states:
             state["client"] = client
-        await self._score(states, partial(self.rubric.score_group, states))
+        await self._score(states, partial(self.rubric.score_group, states), ends_at)
         return states
 
     async def _attempt(
@@ -329,11 +334,19 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         state["is_completed"], state["stop_condition"], state["completion"] = True, "has_error", []
         return state
 
-    async def _score(self, states: list[State], score: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _scored_by(self) -> float | None:
+        """When what begins now is to have been scored, as a time of the loop."""
+        limit_s = self.group_timeout_seconds
+        return None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+
+    async def _score(
+        self, states: list[State], score: Callable[[], Coroutine[Any, Any, None]], ends_at: float | None
+    ) -> None:
         if (pace := pacer()).is_spent:
             await pace.turn()
         chosen = score if self.score_rollouts else None
-        await score_states(states, chosen, self.rubric.cleanup, timeout_s=self.scoring_timeout_seconds)
+        limit_s = self.scoring_timeout_seconds
+        await score_states(states, chosen, self.rubric.cleanup, timeout_s=limit_s, ends_at=ends_at)
 
     # Settings
 

@@ -1,8 +1,8 @@
 """Pacing: rollouts take turns on the event loop, so that two thousand of them waking at once do not hold it up.
 
-Parts: `Pacer`, `pacer`. A coroutine asks `if pace.is_spent: await pace.turn()` before a piece of work of its own (a
-rollout's start, a model's answer, scoring). While the slice of this iteration of the loop has time left it goes on at
-once; else it waits in line, and each later iteration lets in as many as fit in a slice by what they took so far.
+Parts: `Pacer`, `pacer`, `pace`. A coroutine asks `if pace.is_spent: await pace.turn()` before a piece of work of its
+own (a rollout's start, a model's answer, scoring). While the slice of this iteration of the loop has time left it goes
+on at once; else it waits in line, and each later iteration lets in as many as fit in a slice by what they took so far.
 Invariants: first come, first served; a waiter that is cancelled is skipped; there is one pacer per event loop.
 """
 
@@ -79,6 +79,11 @@ class Pacer:
 
 
 _pacers: WeakKeyDictionary[asyncio.AbstractEventLoop, Pacer] = WeakKeyDictionary()
+
+
+def pace(loop: asyncio.AbstractEventLoop, slice_s: float) -> None:
+    """Let a loop's turns be of another length; infinite on a clock that is not this host's."""
+    _pacers[loop] = Pacer(loop, slice_s)
 
 
 def pacer() -> Pacer:

@@ -23,7 +23,7 @@ from mettle.hub.reader import QUIET_S, RunReader
 from mettle.hub.series import METRICS
 from mettle.hub.steps import StepFigures
 from mettle.processes.child import is_alive, process_state
-from mettle.processes.liveness import diagnose
+from mettle.processes.liveness import SILENT, diagnose
 from mettle.records.tasks import TaskState
 from mettle.runs.costs import DEATHS
 from mettle.storage.evals import read_evals
@@ -151,6 +151,12 @@ def vitals_of(reader: RunReader) -> list[Vital]:
     ]  # fmt: skip
 
 
+def _standing_still(reader: RunReader) -> list[str]:
+    """A sentence on each process that stands still, and on whom they ask in vain that is none of the run's."""
+    faults = diagnose(reader.beats(), time.monotonic(), state_of=process_state)
+    return [vital.text for vital in vitals_of(reader) if vital.fault] + [f.text for f in faults if f.kind == SILENT]
+
+
 def evaluations_of(reader: RunReader) -> list[ShownEvaluation]:
     """Those on held-out tasks, oldest first; the warm-up's probes are on training tasks."""
     return [ShownEvaluation(**asdict(row)) for row in read_evals(reader.database) if row.kind in HELD_OUT_KINDS]
@@ -186,7 +192,7 @@ def state_of(reader: RunReader, processes: list[Process]) -> tuple[str, str]:
             f"Its processes are gone. To go on where it stopped: mettle rl resume {reader.run_dir.name}",
         )
     if state in LIVE_STATES:
-        return state, "; ".join(vital.text for vital in vitals_of(reader) if vital.fault)
+        return state, "; ".join(_standing_still(reader))
     return state, ""
 
 

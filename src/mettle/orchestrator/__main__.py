@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ledger = Ledger(run_dir.ledger, is_blocking=False)
         try:
             with Heartbeat.of_run("orchestrator", unit="rollouts") as heart:
+                heart.is_writing = lambda: ledger.database.is_writing
                 asyncio.run(orchestrate(config, run_dir, ledger, keys, heart))
         finally:
             ledger.close()

@@ -1,13 +1,15 @@
 """Rollouts from real environments: `mettle.envs` against the engine, token in and token out.
 
-Parts: `EnvironmentSource`. Environments are loaded once, at the start, here or in worker processes of their own; the
-client of the engine is made anew when the engine listens somewhere else. One group is one `run_group` call, in which
-the client sends identical first turns as one request.
+Parts: `EnvironmentGroups` (groups of environments that are there), `EnvironmentSource` (those of a configuration).
+Environments are loaded once, at the start, here or in worker processes of their own; the client of the engine is made
+anew when the engine listens somewhere else. One group is one `run_group` call, in which the client sends identical
+first turns as one request.
 """
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,37 +41,28 @@ STRAGGLER_SHARE = 0.9
 """Share of a group's time that one rollout may take."""
 
 
-class EnvironmentSource:
-    """The environments of a configuration, by name, for training and for evaluation."""
+class EnvironmentGroups:
+    """Groups of environments by name, for training and for evaluation, within `timeout_s` each.
 
-    def __init__(
-        self,
-        config: OrchestratorConfig,
-        endpoint: EndpointFile,
-        model_dir: Path,
-        *,
-        on_death: Callable[[str], None] = lambda text: None,
-        places: WorkerPlaces | None = None,
-    ) -> None:
-        self._model = config.served_model_name
-        self._endpoint = endpoint
-        self._model_dir = model_dir
-        self._renderer = Renderer.from_directory(model_dir)
-        self._clients: dict[float | None, TokenClient] = {}
-        self._client_url = ""
-        self._old_clients: list[TokenClient] = []
-        loaded: dict[str, Any] = {}
+    A subclass has `client_of`, the policy as one of the environments asks it.
+    """
 
-        def load(envs: Iterable[EnvConfig]) -> dict[str, Any]:
-            return {env.name: _load(env, loaded, num_workers_of(env, config), on_death, places) for env in envs}
-
-        self._train = load(config.envs)
-        for name, env in self._train.items():
+    def __init__(self, train: Mapping[str, Any], evaluated: Mapping[str, Any], model: str, *, timeout_s: float) -> None:
+        self._model = model
+        self._train, self._eval = train, evaluated
+        for name, env in train.items():
             _check_sampling(name, env)
-        self._eval = load(config.eval_envs if config.eval.num_examples != 0 else ())
-        self._limited = _limit_time(loaded.values(), config.rollout_timeout_s)
-        self._train_rows: dict[str, Rows] = {name: env.get_dataset() for name, env in self._train.items()}
-        self._eval_rows: dict[str, Rows] = {name: env.get_eval_dataset() for name, env in self._eval.items()}
+        self._limited = _limit_time({id(env): env for env in self._all}.values(), timeout_s)
+        self._train_rows: dict[str, Rows] = {name: env.get_dataset() for name, env in train.items()}
+        self._eval_rows: dict[str, Rows] = {name: env.get_eval_dataset() for name, env in evaluated.items()}
+
+    @property
+    def _all(self) -> list[Any]:
+        return [*self._train.values(), *self._eval.values()]
+
+    @abstractmethod
+    def client_of(self, env: Any, trains_at: float | None) -> Any:
+        """The policy for one group; `trains_at` is the temperature of one that is to be trained."""
 
     def num_tasks(self, env: str, *, is_eval: bool = False) -> int:
         """Rows of the training or the evaluation split."""
@@ -101,7 +94,7 @@ class EnvironmentSource:
         row = rows[request.example_id]
         inputs = [dict(row) for _ in range(request.size)]
         trains_at = None if request.is_eval else request.sampling.temperature
-        client = self._described(trains_at) if isinstance(env, WorkerEnvironment) else self._connect(trains_at)
+        client = self.client_of(env, trains_at)
         states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
         if id(env) in self._limited:
             _blame_time(states)
@@ -122,15 +115,48 @@ class EnvironmentSource:
         return tuple(map(_scored, records))
 
     async def close(self) -> None:
+        """Tear the environments down."""
+        for env in {id(env): env for env in self._all}.values():
+            await env.teardown()
+
+
+class EnvironmentSource(EnvironmentGroups):
+    """The environments of a configuration."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        endpoint: EndpointFile,
+        model_dir: Path,
+        *,
+        on_death: Callable[[str], None] = lambda text: None,
+        places: WorkerPlaces | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._model_dir = model_dir
+        self._renderer = Renderer.from_directory(model_dir)
+        self._clients: dict[float | None, TokenClient] = {}
+        self._client_url = ""
+        self._old_clients: list[TokenClient] = []
+        loaded: dict[str, Any] = {}
+
+        def load(envs: Iterable[EnvConfig]) -> dict[str, Any]:
+            return {env.name: _load(env, loaded, num_workers_of(env, config), on_death, places) for env in envs}
+
+        train, evaluated = load(config.envs), load(config.eval_envs if config.eval.num_examples != 0 else ())
+        super().__init__(train, evaluated, config.served_model_name, timeout_s=config.rollout_timeout_s)
+
+    def client_of(self, env: Any, trains_at: float | None) -> Any:
+        """As a worker process connects to the engine, or the connection of this one."""
+        if isinstance(env, WorkerEnvironment):
+            return token_spec(self._endpoint.base_url, str(self._model_dir), API_KEY_ENV, trains_at=trains_at)
+        return self._connect(trains_at)
+
+    async def close(self) -> None:
         """Close the connections and tear the environments down."""
         for client in [*self._old_clients, *self._clients.values()]:
             await client.close()
-        for env in {id(env): env for env in [*self._train.values(), *self._eval.values()]}.values():
-            await env.teardown()
-
-    def _described(self, trains_at: float | None) -> dict[str, Any]:
-        """The engine as a worker process connects to it."""
-        return token_spec(self._endpoint.base_url, str(self._model_dir), API_KEY_ENV, trains_at=trains_at)
+        await super().close()
 
     def _connect(self, trains_at: float | None) -> TokenClient:
         url = self._endpoint.base_url
@@ -220,10 +246,11 @@ def _load(
 def _limit_time(envs: Iterable[Any], timeout_s: float) -> set[int]:
     """Give environments without a limit of their own one a little below the group's; returns which have got it.
 
-    So a straggler ends alone, and its siblings keep their rewards.
+    So a straggler ends alone, and its siblings keep their rewards; likewise one whose judge never answers.
     """
     limited = set()
     for env in envs:
+        env.group_timeout_seconds = timeout_s
         if getattr(env, "timeout_seconds", 0) is None:
             env.timeout_seconds = timeout_s * STRAGGLER_SHARE
             limited.add(id(env))

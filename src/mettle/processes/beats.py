@@ -1,6 +1,7 @@
 """Signs of life: what each process of a run says of itself twice a second, on a clock that all of them share.
 
-Parts: `Heartbeat` (a thread that writes), `Beat` (what it wrote), `Wait` (whom a process waits for), `read_beats`.
+Parts: `Heartbeat` (a thread that writes), `Beat` (what it wrote), `Wait` (whom a process waits for), `Questions` (to
+somebody who is no process of the run, as a judge), `asking` (for whoever asks one, in whichever process), `read_beats`.
 A beat is one `pwrite` into a file that has its full size from the start, so that a full disk, a locked database or a
 blocked event loop keep nobody from beating. Times are CLOCK_MONOTONIC: comparable between the processes of one host,
 and untouched by whoever sets the host's time. Invariant: what counts (that it beats, that its loop turns, that its
@@ -18,7 +19,8 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -35,6 +37,7 @@ SAMPLED_S = 2.0
 FILE_BYTES = 4096
 MAX_TEXT = 200
 MAX_WAITS = 6
+MAX_ASKED = 4
 _LIBRARY = sysconfig.get_path("stdlib")
 
 
@@ -52,6 +55,21 @@ class Wait:
     def is_overdue(self, now: float) -> bool:
         """True when the wait has used up its budget."""
         return now - self.since > self.budget_s
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """`target`, which is no process of the run, has `num_open` questions before it.
+
+    It has answered none for `silent_s`, in which there was one and this process could have heard of it; the longest
+    such time that an answer has ended is `longest_s`. Its last answer came `answered_s` ago.
+    """
+
+    target: str
+    num_open: int
+    silent_s: float
+    longest_s: float = 0.0
+    answered_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,9 @@ class Beat:
     waits: tuple[Wait, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     host: str = ""
+    asked: tuple[Questions, ...] = ()
+    is_writing: bool = False
+    """In the middle of a transaction: whoever else would write waits for its end."""
 
     def shifted(self, by_s: float) -> Beat:
         """The same beat in the times of a clock that is `by_s` ahead."""
@@ -92,6 +113,34 @@ class Gauge:
     progress: int
     has_work: bool
     is_paused: bool = False
+
+
+class _Outside:
+    """What this process knows of somebody whom it asks; `look` measures, again and again."""
+
+    def __init__(self, now: float) -> None:
+        self.num_open = 0
+        self.silent_s = self.longest_s = 0.0
+        self.looked_at = now
+        self.answered_at: float | None = None
+
+    def begin(self, now: float) -> None:
+        if self.num_open == 0:
+            self.looked_at = now
+        self.num_open += 1
+
+    def end(self, now: float, *, is_answer: bool) -> None:
+        self.num_open -= 1
+        if is_answer:
+            self.longest_s, self.silent_s = max(self.longest_s, self.silent_s), 0.0
+            self.answered_at = now
+
+    def look(self, target: str, now: float, *, is_heard: bool) -> Questions:
+        if self.num_open and is_heard:
+            self.silent_s += now - self.looked_at
+        self.looked_at = now
+        answered_s = None if self.answered_at is None else now - self.answered_at
+        return Questions(target, self.num_open, self.silent_s, self.longest_s, answered_s)
 
 
 class Heartbeat:
@@ -113,10 +162,13 @@ class Heartbeat:
         self.clock = clock
         self.gauge: Callable[[], Gauge] | None = None
         self.figures: Callable[[], dict[str, float]] = dict
+        self.is_writing: Callable[[], bool] = lambda: False
         self._path = path
         self._unit = unit
         self._progress = 0
         self._waits: dict[str, Wait] = {}
+        self._outside: dict[str, _Outside] = {}
+        self._asking = threading.Lock()
         self._due: float | None = None
         self._watched = threading.main_thread().ident
         self._seen = -1
@@ -147,6 +199,20 @@ class Heartbeat:
         finally:
             self._waits.pop(owner, None)
 
+    @contextmanager
+    def asking(self, target: str) -> Iterator[None]:
+        """Say that somebody outside of the run is asked while the block runs. One that raises got no answer."""
+        with self._asking:
+            outside = self._outside.setdefault(target, _Outside(self.clock()))
+            outside.begin(self.clock())
+        is_answer = False
+        try:
+            yield
+            is_answer = True
+        finally:
+            with self._asking:
+                outside.end(self.clock(), is_answer=is_answer)
+
     @property
     def waits(self) -> list[Wait]:
         """Who waits here, the longest wait first."""
@@ -168,6 +234,7 @@ class Heartbeat:
     # What the thread measures
 
     def __enter__(self) -> Self:
+        HEART.set(self)
         self._over.clear()
         with suppress(OSError):  # who cannot write a beat can still work
             if self._path is not None:
@@ -207,7 +274,8 @@ class Heartbeat:
     def measure(self) -> Beat:
         """This process now. The delays begin anew after a gap, in which nothing of the process ran."""
         now = self.clock()
-        if now - self._last > GAP_S:
+        is_gap = now - self._last > GAP_S
+        if is_gap:
             self._moved_at = self._idle_since = self._paused_since = now
             self._due = None if self._due is None else now + TICK_S
         self._last = now
@@ -218,12 +286,13 @@ class Heartbeat:
             if self._seen >= 0:
                 self._longest_idle_s = max(self._longest_idle_s, now - self._idle_since)
             self._seen, self._moved_at, self._idle_since = gauge.progress, now, now
-        if not gauge.has_work or gauge.is_paused:
+        late_s = 0.0 if self._due is None else max(0.0, now - self._due)
+        asked = self._look_outside(now, is_heard=not is_gap and late_s <= SAMPLED_S)
+        if not gauge.has_work or gauge.is_paused or any(one.num_open for one in asked):
             self._idle_since = now
         if not gauge.is_paused:
             self._paused_since = now
         idle_s = now - self._idle_since
-        late_s = 0.0 if self._due is None else max(0.0, now - self._due)
         return Beat(
             name=self.name,
             pid=os.getpid(),
@@ -239,7 +308,27 @@ class Heartbeat:
             where=_where(self._watched) if max(late_s, idle_s) > SAMPLED_S else "",
             waits=tuple(self.waits[:MAX_WAITS]),
             figures=self.figures(),
+            asked=asked,
+            is_writing=self.is_writing(),
         )
+
+    def _look_outside(self, now: float, *, is_heard: bool) -> tuple[Questions, ...]:
+        """Those who are asked, the longest silent first."""
+        with self._asking:
+            found = [outside.look(target, now, is_heard=is_heard) for target, outside in self._outside.items()]
+        return tuple(sorted(found, key=lambda asked: -asked.silent_s)[:MAX_ASKED])
+
+
+HEART: ContextVar[Heartbeat | None] = ContextVar("heart", default=None)
+"""That of this process."""
+
+
+@contextmanager
+def asking(target: str) -> Iterator[None]:
+    """`Heartbeat.asking` of the process, where it beats."""
+    heart = HEART.get()
+    with heart.asking(target) if heart is not None else nullcontext():
+        yield
 
 
 def read_beats(folder: Path) -> dict[str, Beat]:
@@ -263,6 +352,8 @@ def encode_beat(beat: Beat) -> bytes:
     fields["where"] = fields["where"][-MAX_TEXT:]
     for wait in fields["waits"]:
         wait["awaits"] = wait["awaits"][:MAX_TEXT]
+    for asked in fields["asked"]:
+        asked["target"] = asked["target"][:MAX_TEXT]
     return json.dumps(fields).encode()[:FILE_BYTES].ljust(FILE_BYTES)
 
 
@@ -279,7 +370,8 @@ def decode_beat(text: bytes) -> Beat | None:
     """None for what is no beat: not written yet, or half of one."""
     try:
         fields: dict[str, Any] = json.loads(text)
-        return Beat(**{**fields, "waits": tuple(Wait(**wait) for wait in fields["waits"])})
+        waits, asked = (tuple(Wait(**w) for w in fields["waits"]), tuple(Questions(**a) for a in fields["asked"]))
+        return Beat(**{**fields, "waits": waits, "asked": asked})
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -1,9 +1,10 @@
 """Who makes no progress: a pure function of the beats of a run and the time.
 
 Parts: `Fault`, `Looks`, `diagnose`, `root_of`. A process that gives no sign of life, whose main loop stands, that is
-paused, or that has work and does not move, is at fault by what was measured of it. Only where nobody is, and somebody
-has waited long all the same, the waits are followed from process to process to the one at their root. Invariant: a
-process that makes progress is at fault for nothing, however long others wait for it.
+paused, or that has work and does not move, is at fault by what was measured of it. Whom they ask that is none of them
+(a judge) is at fault when it answers nobody. Only where nobody is, and somebody has waited long all the same, the waits
+are followed from process to process to the one at their root. Invariant: a process that makes progress is at fault for
+nothing, however long others wait for it, and neither is one that waits for an answer from outside.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ SILENT_RESTART_S = 120.0
 """One that runs and does not beat (a host that swaps, a C call that holds the interpreter) is given longer."""
 BLOCKED_RESTART_S = 300.0
 """Code that blocks an event loop now and then is slow; a worker of an environment is given as long by its pool."""
+WRITING_RESTART_S = 60.0
+"""But not in the middle of a transaction: the others give up waiting for it after 180 s, and the run would end."""
 PAUSED_RESTART_S = 60.0
 IDLE_TOLD_S = 20.0
 IDLE_TOLD_TIMES = 5.0
@@ -47,12 +50,16 @@ WAIT_TOLD = 0.25
 WAIT_RESTART = 0.5
 """Shares of a wait's budget, where nothing else is known of who is awaited."""
 
-FROZEN, BLOCKED, PAUSED, STUCK, AWAITED = "frozen", "blocked", "paused", "stuck", "awaited"
+FROZEN, BLOCKED, PAUSED, STUCK, AWAITED, SILENT = "frozen", "blocked", "paused", "stuck", "awaited", "silent"
+HALTED = (FROZEN, BLOCKED, PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`process` is what stands still. `restart_at_s` is the age at which it is worth ending; None if it never is."""
+    """`process` is what stands still. `restart_at_s` is the age at which it is worth ending; None if it never is.
+
+    Of somebody outside of the run `process` is what it is called, and `pid` 0.
+    """
 
     process: str
     pid: int
@@ -111,6 +118,8 @@ def diagnose(
     found = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, seen_s, state_of))]
     held = held_by(beats, found, missing)
     faults = [fault for fault in found if fault.kind != STUCK or fault.process not in held]
+    deaf = {fault.process for fault in found if fault.kind in HALTED}
+    faults += _silent([beat for name, beat in beats.items() if name not in deaf])
     return sorted(faults or _awaited(beats, seen_s, held), key=lambda fault: -fault.age_s)
 
 
@@ -151,9 +160,13 @@ def held_by(beats: Mapping[str, Beat], faults: Collection[Fault], missing: Colle
     """Who does not run, as `faults` say, and who waits for one of them, or for what is `missing`.
 
     With a rank of the trainer all others wait, with an engine or a sandbox service all that roll out, and with a worker
-    the orchestrator. What is missing holds up those that can do nothing without it.
+    the orchestrator. What is missing holds up those that can do nothing without it. Whoever has asked somebody outside
+    of the run waits for the answer. With one that stopped in the middle of a transaction everybody waits.
     """
-    halted = {fault.process for fault in faults if fault.kind in (FROZEN, BLOCKED, PAUSED)}
+    halted = {fault.process for fault in faults if fault.kind in HALTED}
+    if any(beats[name].is_writing for name in halted if name in beats):
+        return set(beats)  # nobody comes past what is being written
+    halted |= {name for name, beat in beats.items() if any(asked.num_open for asked in beat.asked)}
     if _has_none(REPLICA_PREFIX, beats, missing):
         halted.add("inference")
     if any(map(_is_rank, halted)):
@@ -168,6 +181,23 @@ def held_by(beats: Mapping[str, Beat], faults: Collection[Fault], missing: Colle
         name for name, beat in beats.items() if any(halted.intersection(root_of(beats, wait)) for wait in beat.waits)
     }
     return halted | waiting
+
+
+def _silent(beats: Collection[Beat]) -> list[Fault]:
+    """Who is asked by processes that are well, and has answered none of them for longer than it ever took."""
+    found: list[Fault] = []
+    for target in dict.fromkeys(asked.target for beat in beats for asked in beat.asked):
+        known = {beat.name: asked for beat in beats for asked in beat.asked if asked.target == target}
+        waiting = {name: asked for name, asked in known.items() if asked.num_open}
+        if not waiting:
+            continue
+        silent_s = max(asked.silent_s for asked in waiting.values())
+        silent_s = min([silent_s, *(asked.answered_s for asked in known.values() if asked.answered_s is not None)])
+        if silent_s >= max(IDLE_TOLD_S, IDLE_TOLD_TIMES * max(asked.longest_s for asked in known.values())):
+            num_open = sum(asked.num_open for asked in waiting.values())
+            text = f"{target} has not answered for {silent_s:.0f} s; {num_open} questions of {', '.join(waiting)} wait"
+            found.append(Fault(target, 0, SILENT, silent_s, text, None))
+    return found
 
 
 def _serves_rollouts(name: str) -> bool:
@@ -200,6 +230,7 @@ def _own_fault(
     if beat.late_s >= TOLD_S:
         text = f"{who}: its main loop is blocked for {beat.late_s:.0f} s{where}"
         limit = None if is_worker(beat.name) else BLOCKED_RESTART_S  # its pool ends a worker
+        limit = WRITING_RESTART_S if beat.is_writing else limit
         return Fault(beat.name, beat.pid, BLOCKED, beat.late_s, text, limit)
     if beat.paused_s >= TOLD_S:
         text = f"{who} was told to pause (POST /admin/pause) and has not sampled for {beat.paused_s:.0f} s"

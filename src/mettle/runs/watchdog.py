@@ -14,6 +14,7 @@ from mettle.processes.beats import Beat, waits_of
 from mettle.processes.liveness import (
     AWAITED,
     IDLE_TOLD_S,
+    SILENT,
     STUCK,
     WAIT_RESTART,
     WAIT_TOLD,
@@ -86,7 +87,13 @@ class Watchdog:
                 reports.append(Report("recovery", fault, text))
         present = {(fault.process, fault.pid, fault.kind) for fault in faults}
         for key in [key for key in self._told if key not in present]:
-            fault = self._told.pop(key)
+            fault = self._told[key]
+            if fault.kind == SILENT and not _has_answered(beats, fault):
+                continue  # nobody has asked it again
+            del self._told[key]
+            if fault.kind == SILENT:
+                text = f"{fault.process} answers again after {fault.age_s:.0f} s"
+                reports.append(Report("recovered", fault, text))
             beat = beats.get(fault.process)
             if beat is not None and beat.pid == fault.pid and key not in self._acted:
                 text = f"{fault.process} (pid {fault.pid}) goes on after {fault.age_s:.0f} s ({fault.kind})"
@@ -101,6 +108,12 @@ def _is_before_its_time(fault: Fault, age_s: float) -> bool:
         return age_s < IDLE_TOLD_S
     told_at_s = (fault.restart_at_s or 0.0) * WAIT_TOLD / WAIT_RESTART
     return fault.kind == AWAITED and age_s < told_at_s
+
+
+def _has_answered(beats: Mapping[str, Beat], fault: Fault) -> bool:
+    """True when somebody has had an answer since the silence began for which it was told."""
+    known = [asked.answered_s for beat in beats.values() for asked in beat.asked if asked.target == fault.process]
+    return any(answered_s is not None and answered_s < fault.age_s for answered_s in known)
 
 
 def wait_graph(beats: Mapping[str, Beat], now: float) -> list[str]:

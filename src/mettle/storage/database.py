@@ -12,15 +12,15 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError
 from mettle.storage.files import FULL_BYTES
 
-BUSY_TIMEOUT_S = 120.0
-"""Longer than it takes a supervisor to end a process that was frozen in the middle of a transaction."""
+BUSY_TIMEOUT_S = 180.0
+"""Longer than it takes a supervisor to end a process that was frozen, or blocked, in the middle of a transaction."""
 READ_TIMEOUT_S = 1.0
 RETRY_S = 0.02
 
@@ -65,6 +65,13 @@ class Database:
                 self._migrate(migrations)
             if not is_blocking:
                 self._set_timeout(READ_TIMEOUT_S)
+
+    @property
+    def is_writing(self) -> bool:
+        """True inside of a transaction, for which every other process that writes waits. Any thread may ask."""
+        with suppress(sqlite3.ProgrammingError):  # it is closed
+            return self._connection.in_transaction
+        return False
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""

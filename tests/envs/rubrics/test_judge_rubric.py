@@ -8,9 +8,10 @@ import hashlib
 import pytest
 
 import mettle.envs as vf
-from mettle.clients.errors import AuthenticationError, EmptyModelResponseError, ModelError
+from mettle.clients.errors import AuthenticationError, EmptyModelResponseError, ModelError, OverlongPromptError
 from mettle.envs.errors import ErrorChain
 from mettle.errors import JudgeError, UserError
+from mettle.processes.beats import Heartbeat
 
 
 async def no_wait(_: float) -> None:
@@ -134,6 +135,89 @@ async def test_a_failing_judge_is_the_judges_failure_and_no_zero(scripted, finis
     assert str(state["error"]) == f"by_verdict: judge j: {error}"
     assert type(error) in ErrorChain(state["error"])
     assert (state["reward"], len(client.calls)) == (None, num_calls)
+
+
+async def by_client(judge_client, judge_model):
+    answer = await judge_client.chat.completions.create(model=judge_model, messages=[])
+    return float(answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize("error", [ModelError("down"), OverlongPromptError("too long")])
+async def test_a_judge_that_a_function_asks_by_itself_fails_as_the_judge_too(scripted, finished, error):
+    """Not as the endpoint of the rollout's own model, for which a group is rolled out again."""
+    rubric = vf.JudgeRubric(judge_client=scripted(lambda _: error), judge_model="j", funcs=[by_client])
+    state = finished()
+    await rubric.score_rollout(state)
+    assert (state["reward"], state["error"].kind) == (None, "judge")
+    assert str(state["error"]) == f"by_client: judge j: {error}"
+    assert isinstance(state["error"], ModelError)  # which authors may expect around their call
+
+
+class SlowClient(vf.Client):
+    """Answers when it is told to."""
+
+    base_url = "http://far/v1"
+
+    def __init__(self):
+        super().__init__()
+        self.may_answer, self.is_asked = asyncio.Event(), asyncio.Event()
+        self.num_asked = self.num_given_up = 0
+
+    async def get_response(self, prompt, model, sampling_args=None, tools=None, **_):
+        self.num_asked += 1
+        self.is_asked.set()
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.num_given_up += 1
+            raise
+        return vf.Response(id="x", created=0, model=model, usage=None, message=vf.ResponseMessage(content="yes"))
+
+
+async def test_a_functions_limit_is_no_answer_for_another_that_asks_the_same(finished):
+    client = SlowClient()
+
+    @vf.run_in("loop", timeout_s=0.0)
+    async def in_a_hurry(judge, prompt, completion, answer, state):
+        return float("yes" in await judge(prompt, completion, answer, state))
+
+    async def with_time(judge, prompt, completion, answer, state):
+        asyncio.get_running_loop().call_later(0.05, client.may_answer.set)
+        return float("yes" in await judge(prompt, completion, answer, state))
+
+    rubric = vf.JudgeRubric(
+        judge_client=client, judge_model="j", funcs=[in_a_hurry, with_time], weights=[0.0, 1.0],
+        parallelize_scoring=True,
+    )  # fmt: skip
+    state = finished()
+    await rubric.score_rollout(state)
+    assert (state["reward"], state["metrics"], client.num_asked) == (1.0, {"with_time": 1.0}, 1)
+    assert state["reward_errors"] == {"in_a_hurry": "in_a_hurry: no score within 0.0 s"}
+
+
+async def test_a_question_that_nobody_waits_for_any_more_is_given_up(finished):
+    client = SlowClient()
+    state = finished()
+    scoring = asyncio.ensure_future(judged_by(client, parallelize_scoring=True).score_rollout(state))
+    await client.is_asked.wait()
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    await asyncio.sleep(0)
+    assert (client.num_asked, client.num_given_up) == (1, 1)
+    assert state["reward"] is None
+
+
+async def test_whom_a_process_asks_is_in_its_beat(finished):
+    client = SlowClient()
+    with Heartbeat(name="worker") as heart:
+        scoring = asyncio.ensure_future(judged_by(client).score_rollout(finished()))
+        await client.is_asked.wait()
+        assert [(asked.target, asked.num_open) for asked in heart.measure().asked] == [("judge j at http://far/v1", 1)]
+        client.may_answer.set()
+        await scoring
+        ((open_, answered_s),) = [(asked.num_open, asked.answered_s) for asked in heart.measure().asked]
+        assert (open_, answered_s is None) == (0, False)
 
 
 async def test_a_missing_key_is_one_line_at_the_first_question(finished, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 
 import pytest
@@ -297,3 +298,17 @@ def test_weights_may_be_left_out_and_are_one_each():
     assert vf.Rubric([raises, raises_later]).weights == [1.0, 1.0]
     with pytest.raises(ValueError, match="1 functions and 2 weights"):
         vf.Rubric([raises], [1.0, 1.0])
+
+
+async def test_scoring_that_is_cancelled_leaves_no_function_half_made(recwarn):
+    async def hangs(state):
+        await asyncio.Event().wait()
+
+    scoring = asyncio.ensure_future(vf.Rubric(funcs=[hangs, hangs]).score_rollout(state_of()))
+    await asyncio.sleep(0)
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    del scoring
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []

@@ -167,6 +167,19 @@ def test_a_loop_that_stays_blocked_is_ended_and_the_run_goes_on(name, start):
     run.finish()
 
 
+def test_a_loop_that_is_blocked_in_the_middle_of_a_transaction_is_ended_before_the_others_give_up(start):
+    run = start("--orchestrator.env_workers", "1")
+    run.wait_for(published(3), limit_s=800.0)
+    run.block("orchestrator", is_writing=True)
+    injected = time.monotonic()
+    seen = run.watch(lambda text: "ending orchestrator after 6" in text, places=("terminal",), limit_s=400.0)
+    note("orchestrator blocked while it writes", {"terminal": seen.terminal})
+    assert not seen.missing(("terminal",)), (seen, run.said())
+    run.goes_on()
+    note("orchestrator blocked while it writes", {"goes_on_s": time.monotonic() - injected})
+    run.finish()
+
+
 @pytest.mark.parametrize(("name", "words"), [("frozen", "is stopped by a signal"), ("blocked", "sitecustomize.py")])
 def test_a_warm_up_that_stands_still_is_named(name, words, start):
     run = start(text=WARM_UP)

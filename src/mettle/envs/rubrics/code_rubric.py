@@ -128,8 +128,11 @@ class CodeRubric(Rubric):
             self._loop, self._starting = loop, asyncio.Lock()
         async with self._starting:
             if self._pool is None:
-                self._pool = await open_judge(self.sandbox).__aenter__()
+                self._pool = await self._open_judge().__aenter__()
         return self._pool
+
+    def _open_judge(self) -> Judge:
+        return open_judge(self.sandbox)
 
     def _abandon(self) -> None:
         """End the pool of a loop that has ended: with its template process, every cell goes."""

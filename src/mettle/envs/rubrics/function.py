@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from mettle.envs.rubrics.coroutines import HoldMeter, in_a_loop_of_its_own, never_waits, to_its_end
+from mettle.envs.rubrics.deadline import limit_s
 from mettle.envs.rubrics.processes import shared_processes
 from mettle.envs.rubrics.stopwatch import Used, held_s, used
 from mettle.envs.rubrics.threads import ThreadLane
@@ -134,12 +135,13 @@ class RewardFunction:
         return await self._number(self._elsewhere(arguments))
 
     async def _awaited(self, value: Awaitable[Any], started: float) -> Any:
+        timeout_s = limit_s(self.timeout_s)
         try:
-            async with asyncio.timeout(self.timeout_s) as limit:
+            async with asyncio.timeout(timeout_s) as limit:
                 meter = self._meter
                 returned = await (meter.watch(value) if meter and isinstance(value, Coroutine) else value)
         except TimeoutError as error:
-            return self._overrun(error) if limit.expired() else failure_of(self.name, error)
+            return self._overrun(error, timeout_s) if limit.expired() else failure_of(self.name, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -156,10 +158,11 @@ class RewardFunction:
             return await self._in_process(arguments)
         if self._lane is None:
             self._lane = ThreadLane(self.name, getattr(self.function, "max_parallel", 1))
+        timeout_s = limit_s(self.timeout_s)
         try:
-            value, duration_s, held = await self._lane.run(partial(_timed, self._call, arguments), self.timeout_s)
+            value, duration_s, held = await self._lane.run(partial(_timed, self._call, arguments), timeout_s)
         except Overrun as error:
-            return self._overrun(error)
+            return self._overrun(error, timeout_s)
         except FAILURES as error:
             if self._is_chosen or not any(sign in str(error) for sign in WANTS_THE_LOOP):
                 return failure_of(self.name, error)
@@ -174,20 +177,21 @@ class RewardFunction:
 
     async def _in_process(self, arguments: Mapping[str, Any]) -> Any:
         processes = shared_processes("rewards", getattr(self.function, "max_parallel", 1))
-        started = time.perf_counter()
+        started, timeout_s = time.perf_counter(), limit_s(self.timeout_s)
         target = f"{self.function.__module__}:{self.function.__qualname__}"
         try:
-            value = await processes.call(target, dict(arguments), timeout_s=self.timeout_s)
+            value = await processes.call(target, dict(arguments), timeout_s=timeout_s)
         except Overrun as error:
-            return self._overrun(error)
+            return self._overrun(error, timeout_s)
         except FAILURES as error:
             return failure_of(self.name, error)
         self.num_calls += 1
         self._durations.append(time.perf_counter() - started)
         return value
 
-    def _overrun(self, error: Exception) -> JudgeError:
-        made = JudgeError(f"{self.name}: no score within {self.timeout_s} s")
+    def _overrun(self, error: Exception, timeout_s: float | None) -> JudgeError:
+        shown = timeout_s if timeout_s == self.timeout_s else round(timeout_s or 0.0, 1)
+        made = JudgeError(f"{self.name}: no score within {shown} s")
         made.__cause__ = error
         return made
 

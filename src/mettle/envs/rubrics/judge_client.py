@@ -1,8 +1,9 @@
 """The judge's client as reward functions see it: `judge_client.chat.completions.create(...)`, over any of our clients.
 
-Parts: `JudgeClient`, `JudgeAnswer`. Made from an `AsyncOpenAI` object, a `ClientConfig`, a base URL, a `Client`, or
-nothing, which means api.openai.com. Invariant: nothing is looked up or opened before the first call, so a missing key
-is one error then and no error for those who never ask the judge.
+Parts: `JudgeClient`, `JudgeAnswer`, `JudgeCallFailed`. Made from an `AsyncOpenAI` object, a `ClientConfig`, a base URL,
+a `Client`, or nothing, which means api.openai.com. Invariants: nothing is looked up or opened before the first call, so
+a missing key is one error then and no error for those who never ask the judge; a call that fails is the judge's
+failure, and not that of the model whose rollout is judged; while one is under way the process's beat says whom it asks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ from typing import Any
 from mettle.clients.answer_length import readable
 from mettle.clients.base import Client
 from mettle.clients.config import ClientConfig
+from mettle.clients.errors import ModelError
 from mettle.clients.factory import client_from
+from mettle.errors import JudgeError, RolloutError
+from mettle.processes.beats import asking
 from mettle.records.messages import Response, messages_from
+
+
+class JudgeCallFailed(JudgeError, ModelError):
+    """What a reward function sees of a judge that fails: an endpoint's error, laid at the judge."""
 
 
 class JudgeAnswer(dict[str, Any]):
@@ -63,12 +71,19 @@ class JudgeClient:
     async def ask(self, model: str, text: str, sampling_args: dict[str, Any]) -> Response:
         """The answer to one user message."""
         messages = messages_from([{"role": "user", "content": text}])
-        return readable(await self.client.get_response(messages, model, sampling_args))
+        with asking(self._name(model)):
+            return readable(await self.client.get_response(messages, model, sampling_args))
 
     async def create(self, *, model: str, messages: list[Any], **sampling_args: Any) -> JudgeAnswer:
-        """A chat completion in OpenAI's shape."""
+        """A chat completion in OpenAI's shape. Raises: JudgeCallFailed."""
         tools = sampling_args.pop("tools", None)
-        response = readable(await self.client.get_response(messages_from(messages), model, sampling_args, tools))
+        try:
+            with asking(self._name(model)):
+                response = readable(
+                    await self.client.get_response(messages_from(messages), model, sampling_args, tools)
+                )
+        except RolloutError as error:
+            raise JudgeCallFailed(f"judge {model}: {error}") from error
         said = response.message
         calls = [_nested(call) for call in said.tool_calls or []] or None
         message = JudgeAnswer(
@@ -79,6 +94,11 @@ class JudgeClient:
         return JudgeAnswer(
             id=response.id, model=response.model, created=response.created, choices=[choice], usage=usage
         )
+
+    def _name(self, model: str) -> str:
+        """What the judge is called where somebody waits for it."""
+        url = getattr(self.client, "base_url", "")
+        return f"judge {model} at {url}" if url else f"judge {model}"
 
     async def close(self) -> None:
         """Close connections of our own."""

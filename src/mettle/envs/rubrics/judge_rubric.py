@@ -62,7 +62,7 @@ class JudgeRubric(Rubric):
         self.fence_material = judge_prompt == DEFAULT_JUDGE_PROMPT if fence_material is None else fence_material
         self.max_judge_retries = max_judge_retries
         self._sleep = sleep
-        self._asking: dict[tuple[int, str], asyncio.Future[str]] = {}
+        self._asking: dict[tuple[int, str], _Question] = {}
         self.class_objects.update(
             judge=self.judge,
             judge_client=self.judge_client,
@@ -118,14 +118,16 @@ class JudgeRubric(Rubric):
         return "" if parsed is None else str(parsed)
 
     async def _ask_once(self, text: str, state: State) -> str:
-        """One request for everybody who asks the same of this rollout at the same time."""
+        """One request for everybody who asks the same of this rollout at the same time.
+
+        It goes on until the last of them has given up: one's limit is no answer for the others.
+        """
         key = (id(state), text)
-        asking = self._asking.get(key)
-        if asking is None:
-            asking = self._asking[key] = asyncio.ensure_future(self._ask(text, state))
-            asking.add_done_callback(lambda _: self._asking.pop(key, None))
-            return await asking
-        return await asyncio.shield(asking)
+        question = self._asking.get(key)
+        if question is None:
+            question = self._asking[key] = _Question(asyncio.ensure_future(self._ask(text, state)))
+            question.answer.add_done_callback(lambda _: self._asking.pop(key, None))
+        return await question.asked()
 
     async def _ask(self, text: str, state: State | None) -> str:
         call: dict[str, Any] = {"model": self.judge_model, "prompt": text, "response": None, "error": None}
@@ -165,6 +167,24 @@ class JudgeRubric(Rubric):
         if "max_tokens" in arguments and "openai.com" in str(getattr(self._judge.client, "base_url", "")):
             arguments.setdefault("max_completion_tokens", arguments.pop("max_tokens"))
         return arguments
+
+
+class _Question:
+    """A request under way, and how many wait for it."""
+
+    def __init__(self, answer: asyncio.Future[str]) -> None:
+        self.answer = answer
+        self._num_waiting = 0
+
+    async def asked(self) -> str:
+        """The answer, for one more."""
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(self.answer)
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                self.answer.cancel()
 
 
 class JudgeVerdict(str):

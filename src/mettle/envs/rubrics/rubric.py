@@ -154,7 +154,8 @@ class Rubric:
             raise ValueError(f"{len(self.funcs)} functions and {len(self.weights)} weights; give one weight each")
         alive = [state for state in states if state.get("error") is None]
         arguments = [self._arguments(state) for state in alive]
-        waiting = [self._column(self._function(func), alive, arguments) for func in self.funcs] if alive else []
+        # One by one they are made when it is their turn: those that a cancellation comes before would never be awaited.
+        waiting = (self._column(self._function(func), alive, arguments) for func in self.funcs if alive)
         if self.parallelize_scoring:
             columns = list(await asyncio.gather(*waiting))
         else:

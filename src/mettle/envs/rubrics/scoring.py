@@ -1,7 +1,8 @@
 """Scoring rollouts that have ended: within a time limit, timed, and with a failure recorded on each of them.
 
-Parts: `score_states`; `set_advantages`, what each is worth beside the others of its group. Invariants: nothing is
-raised; a rollout with an error has no reward, and one without a reward has no advantage and does not shift the others'.
+Parts: `score_states`; `set_advantages`, what each is worth beside the others of its group. What one function may take
+of the time is in `deadline`. Invariants: nothing is raised; a rollout with an error has no reward, and one without a
+reward has no advantage and does not shift the others'.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
+from mettle.envs.rubrics.deadline import scored_by
 from mettle.envs.state import OWN_REWARD, State
 from mettle.errors import RolloutError
 from mettle.processes.clock import steady_time
@@ -26,16 +28,21 @@ async def score_states(
     cleanup: Callable[[State], Awaitable[None]],
     *,
     timeout_s: float | None,
+    ends_at: float | None = None,
 ) -> None:
-    """Score `states` by calling `score`, then `cleanup` after each. Without `score`, a rollout's reward is 0."""
+    """Score `states` by calling `score`, then `cleanup` after each. Without `score`, a rollout's reward is 0.
+
+    `timeout_s` ends all of it; by `ends_at` (a time of the loop) each function has been given up for itself.
+    """
     start = steady_time()
     try:
         if score is None:
             for state in states:
                 state["reward"], state["metrics"] = (None if state.get("error") else 0.0), {}
         else:
-            async with asyncio.timeout(timeout_s):
-                await score()
+            with scored_by(ends_at):
+                async with asyncio.timeout(timeout_s):
+                    await score()
     except Exception as error:
         _fail(states, _scoring_error(error, timeout_s))
     for state in states:

@@ -23,6 +23,7 @@ CARRIED_SETTINGS = (
     "score_rollouts",
     "max_total_completion_tokens",
     "timeout_seconds",
+    "group_timeout_seconds",
     "setup_timeout_seconds",
     "turn_timeout_seconds",
     "tool_timeout_seconds",
@@ -64,6 +65,7 @@ class WorkerEnvironment:
         self.requires_group_rollouts: bool = about["requires_group_rollouts"]
         self.provides_advantages: bool = about["provides_advantages"]
         self._timeout_seconds: float | None = about["timeout_seconds"]
+        self._group_timeout_seconds: float | None = pool.spec.settings.get("group_timeout_seconds")
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -74,6 +76,16 @@ class WorkerEnvironment:
     def timeout_seconds(self, timeout_seconds: float | None) -> None:
         self._timeout_seconds = timeout_seconds
         self.pool.configure(timeout_seconds=timeout_seconds)
+
+    @property
+    def group_timeout_seconds(self) -> float | None:
+        """As `timeout_seconds`, of a group and its scoring."""
+        return self._group_timeout_seconds
+
+    @group_timeout_seconds.setter
+    def group_timeout_seconds(self, group_timeout_seconds: float | None) -> None:
+        self._group_timeout_seconds = group_timeout_seconds
+        self.pool.configure(group_timeout_seconds=group_timeout_seconds)
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
         """Training rows, from a worker."""

@@ -34,12 +34,24 @@ from mettle.runs.launcher import Launcher
 from mettle.runs.recorder import JournalThread
 from mettle.runs.simulation.cluster import SimulatedCluster, SimulatedNode
 from mettle.runs.simulation.host import HostLoop, Life, SimulatedHost, SimulatedLauncher, until
+from mettle.runs.simulation.judging import JUDGE, JudgeHabits, SimulatedJudge
 from mettle.runs.simulation.programs import SimulatedPrograms
 from mettle.runs.supervisor import Supervisor
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
-FaultKind = Literal["frozen", "blocked", "killed", "node_lost", "node_joins", "disk_full", "clock_jump", "suspended"]
+FaultKind = Literal[
+    "frozen",
+    "blocked",
+    "killed",
+    "node_lost",
+    "node_joins",
+    "disk_full",
+    "clock_jump",
+    "suspended",
+    "refusing",
+    "babbling",
+]
 LASTING: Final = float("inf")
 TICK_S: Final = 0.4
 PERSON_S: Final = 30.0
@@ -48,7 +60,10 @@ PERSON_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """`kind` befalls `target` (a process's name, or a node's) at `at`, for `for_s`; a clock is set by so much."""
+    """`kind` befalls `target` (a process's name, or a node's) at `at`, for `for_s`; a clock is set by so much.
+
+    A judge that was killed is back after `for_s`: somebody else looks after it.
+    """
 
     kind: FaultKind
     target: str
@@ -70,6 +85,8 @@ class History:
     nodes: tuple[SimulatedNode, ...] = ()
     num_workers: int = 2
     max_lives: int = 8
+    judge: JudgeHabits | None = None
+    """Rollouts are scored by a judge model, and on a cluster with sandbox services by tests as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +171,12 @@ class _Player:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, HostLoop), "a history has a clock of its own"
         host = self._host = SimulatedHost(self._run_dir, loop)
-        self._programs = SimulatedPrograms(history.config, history.world, host, num_workers=history.num_workers)
+        self._programs = SimulatedPrograms(
+            history.config, history.world, host, num_workers=history.num_workers, judge=history.judge
+        )
+        if history.judge is not None:
+            self._judge = SimulatedJudge(history.judge, host, history.world.seed)
+            self._judge.start()
         others = [asyncio.create_task(host.beat_for_ever()), asyncio.create_task(self._befall())]
         try:
             async with asyncio.timeout(history.world.limit_s):
@@ -201,7 +223,7 @@ class _Player:
         life = Life(self._host, "supervisor", drive)
         await until(lambda: not life.is_alive, 1.0)
         for other in list(self._host.lives.values()):
-            if other.is_alive:
+            if other.is_alive and not other.is_outside:
                 self.lived.left_behind.append(other.name)
                 other.end(-9)
         if not reason:
@@ -275,8 +297,16 @@ class _Player:
             case "node_joins":
                 await until(lambda: self._cluster is not None, 1.0)
                 self._node(fault.target).is_there = True
+            case "refusing" | "babbling":
+                self._judge.mood = fault.kind
+                self.lived.struck.append(Struck(fault, fault.at, JUDGE, 0))
+                await asyncio.sleep(fault.for_s)
+                self._judge.mood = ""
             case _:
                 await self._strike_process(fault)
+                if fault.target == JUDGE and fault.kind == "killed":
+                    await asyncio.sleep(fault.for_s)
+                    self._judge.start()
 
     async def _lose_node(self, fault: InjectedFault) -> None:
         await until(lambda: self._cluster is not None, 1.0)

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 from mettle.errors import ProviderError, StorageError
 from mettle.orchestrator.simulator import Killed
-from mettle.processes.beats import Beat, Heartbeat, write_beat
+from mettle.processes.beats import HEART, Beat, Heartbeat, write_beat
 from mettle.processes.managed import ProcessSpec
 from mettle.processes.ready_file import ReadyFile
 from mettle.processes.virtual_time import VirtualTimeLoop
@@ -65,7 +65,8 @@ class _TimerHandle(events.TimerHandle):
 class HostLoop(VirtualTimeLoop):
     """A virtual clock for several processes, each of which can be stopped for itself.
 
-    A process that listens is reached at the path `/PID`, whatever the socket that it listens on.
+    A process that listens is reached at the path `/PID`, whatever the socket that it listens on, or by a name that the
+    network has for it.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class HostLoop(VirtualTimeLoop):
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], path: str, **_: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         """From the process that asks. Raises: OSError as a socket does."""
-        return await self.network.connect(_PROCESS.get(), int(path.strip("/")), protocol_factory)
+        return await self.network.connect(_PROCESS.get(), self.network.find(path.strip("/")), protocol_factory)
 
     def stop_process(self, pid: int) -> None:
         """Run nothing of it from now on."""
@@ -139,9 +140,12 @@ class Life:
         node: str = "",
         within: Life | None = None,
         environment: Mapping[str, str] | None = None,
+        is_outside: bool = False,
     ) -> None:
         self.host = host
         self.name = name
+        self.is_outside = is_outside
+        """No process of the run: it does not beat, and outlives every supervisor."""
         self.node = node
         """Where it runs; empty for the machine of the supervisor."""
         self.within = within
@@ -161,6 +165,7 @@ class Life:
         self._asked: dict[asyncio.Task[Any], asyncio.Future[Any]] = {}
         self._context = contextvars.copy_context()
         self._context.run(_PROCESS.set, self.pid)
+        self._context.run(HEART.set, self.heart)
         host.lives[self.pid] = self
         if within is not None:
             within.on_end.append(lambda: self.end(-signal.SIGKILL))
@@ -345,7 +350,7 @@ class SimulatedHost:
             for pid, life in list(self.lives.items()):
                 if not life.is_alive:
                     del self.lives[pid]
-                elif not life.node and (beat := life.beat()) is not None:
+                elif not (life.node or life.is_outside) and (beat := life.beat()) is not None:
                     write_beat(self.run_dir.beats, beat)
             await asyncio.sleep(BEAT_S)
 

@@ -25,6 +25,16 @@ class SimulatedNetwork:
         self._ends: dict[int, list[ConnectionEnd]] = {}
         self._is_silent: dict[int, bool] = {}
         """Of processes that have ended: whether nobody was told."""
+        self.names: dict[str, int] = {}
+        """Who is reached by a name, and not by its pid."""
+
+    def find(self, address: str) -> int:
+        """The pid behind an address. Raises: OSError for a name that nobody has."""
+        if address.isdecimal():
+            return int(address)
+        if address not in self.names:
+            raise ConnectionRefusedError(111, f"nobody is {address}")
+        return self.names[address]
 
     def listen(self, pid: int, factory: Factory) -> SimulatedListener:
         """Take connections for a process. Each has a protocol of its own, in the context of who listens."""

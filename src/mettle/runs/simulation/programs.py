@@ -29,6 +29,7 @@ from mettle.records.tokens import Batch
 from mettle.records.versions import WeightVersion
 from mettle.runs.config import RunConfig
 from mettle.runs.simulation.host import Life, Program, SimulatedHost, ended, until, write_endpoint
+from mettle.runs.simulation.judging import JudgedRollouts, JudgeHabits
 from mettle.runs.simulation.sandboxes import SandboxedSource, SandboxUsers, SimulatedBackend, run_service
 
 BOOT_S: Final = 2.0
@@ -171,7 +172,8 @@ class SimulatedRouter:
 class WorkedSource(SandboxedSource):
     """Rollouts in worker processes, which end with the orchestrator's and are replaced when they are gone.
 
-    With `num_places` they are spread over so many places on a cluster's nodes, and end with those.
+    With `num_places` they are spread over so many places on a cluster's nodes, and end with those. What `judged` makes
+    is rolled out and scored as by real environments.
     """
 
     def __init__(
@@ -182,9 +184,11 @@ class WorkedSource(SandboxedSource):
         num_workers: int,
         num_places: int = 0,
         users: SandboxUsers | None = None,
+        judged: JudgedRollouts | None = None,
     ) -> None:
         super().__init__(world, engine, users)
         self._owner = owner
+        self._judged = judged
         self._share = -(-num_workers // num_places) if num_places else 0
         self._workers: dict[Life, list[int]] = {}
         for _ in range(num_workers):
@@ -204,7 +208,7 @@ class WorkedSource(SandboxedSource):
         """`counts` are the groups that the worker has, and has done."""
         counts[0] += 1
         try:
-            return await super().run_group(request)
+            return await (super().run_group(request) if self._judged is None else self._judged.run_group(request))
         finally:
             counts[0] -= 1
             counts[1] += 1
@@ -220,8 +224,9 @@ class WorkedSource(SandboxedSource):
             try:
                 await asyncio.Event().wait()
             finally:
-                if self.users is not None:
-                    await self.users.close(life)
+                for others in (self.users, self._judged):
+                    if others is not None:
+                        await others.close(life)
             return 0
 
         node, environment = ("" if place is None else place.node), (place or self._owner).environment
@@ -266,8 +271,17 @@ class WorkedSource(SandboxedSource):
 class SimulatedPrograms:
     """The programs of one run, over all of its lives. `batches` are those that were trained, by step."""
 
-    def __init__(self, config: RunConfig, world: SimulatedWorld, host: SimulatedHost, *, num_workers: int = 2) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: SimulatedWorld,
+        host: SimulatedHost,
+        *,
+        num_workers: int = 2,
+        judge: JudgeHabits | None = None,
+    ) -> None:
         self._config = config
+        self._judge = judge
         self._world = world
         self._host = host
         self._num_workers = num_workers
@@ -304,7 +318,7 @@ class SimulatedPrograms:
         ledger = self._host.ledger(life)
         door = EngineDoor(self._host, self._served)
         places = self._config.deployment.ray.num_worker_places
-        source = WorkedSource(self._world, door, life, self._num_workers, places, self._users)
+        source = WorkedSource(self._world, door, life, self._num_workers, places, self._users, self._judged(door))
         try:
             orchestrator = Orchestrator(
                 self._config.orchestrator, self._host.run_dir, ledger, source, door, heart=life.heart
@@ -315,6 +329,13 @@ class SimulatedPrograms:
         finally:
             ledger.close()
         return 0
+
+    def _judged(self, door: EngineDoor) -> JudgedRollouts | None:
+        if self._judge is None:
+            return None
+        config = self._config.orchestrator
+        names = [env.name for env in (*config.envs, *config.eval_envs)]
+        return JudgedRollouts(self._judge, self._world, door, self._host, names, config.rollout_timeout_s)
 
     async def train(self, life: Life) -> int:
         """Rank 0 trains while the others move; they are there, and beat."""

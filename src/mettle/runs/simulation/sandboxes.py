@@ -2,10 +2,10 @@
 
     rollout in a worker ─ SandboxPools ─ RemoteMachines ══ SimulatedNetwork ══ HttpServer ─ app ─ SimulatedBackend
 
-Parts: `SimulatedBackend` (machines that take time and do nothing), `run_service` (what a service's process does),
-`SandboxUsers` (what each process that rolls out makes its sandboxes with), `SandboxedSource`. What is between the two
-ends is what a cluster runs, but for its sockets. Invariant: a process makes its sandboxes with what its environment
-says.
+Parts: `SimulatedBackend` (machines that take time and do nothing, and a judge that runs no code: `passes`),
+`run_service` (what a service's process does), `SandboxUsers` (what each process that rolls out makes its sandboxes
+with), `SandboxedSource`. What is between the two ends is what a cluster runs, but for its sockets. Invariant: a process
+makes its sandboxes with what its environment says.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import socket
 from collections.abc import AsyncIterator
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from mettle.envs.errors import ErrorChain
 from mettle.envs.sandboxes.shared import SANDBOX_ENV, SandboxPools
-from mettle.errors import RolloutError, UserError
+from mettle.errors import RolloutError
 from mettle.evals.source import GroupRequest
 from mettle.orchestrator.simulator import SimulatedEngine, SimulatedSource, SimulatedWorld
 from mettle.processes.beats import Gauge
@@ -29,6 +30,8 @@ from mettle.runs.cluster.placement import SANDBOXES
 from mettle.runs.simulation.host import Life, SimulatedHost
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.judge.request import CodeJudge, JudgeRequest
+from mettle.sandbox.judge.verdicts import JudgeResult, TestResult, Verdict
 from mettle.sandbox.machines.commands import CommandSpec, ExecResult
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.protocols import Judge, Machine, Machines
@@ -43,6 +46,8 @@ from mettle.web.server import HttpServer
 
 MAKE_S: Final = 0.1
 COMMAND_S: Final = 0.2
+JUDGE_S: Final = 0.3
+PASSES_ABOVE: Final = 0.3
 ISOLATION: Final = IsolationReport("simulated", "ns", (), "", "", "")
 _IDS: Final = itertools.count(1)
 
@@ -71,22 +76,50 @@ class SimulatedMachine:
         self.why_ended = self.why_ended or why
 
 
+def passes(code: str) -> bool:
+    """Code passes its tests where the number in it is large enough."""
+    return float(re.findall(r"\d+\.\d+", code)[0]) > PASSES_ABOVE
+
+
+class SimulatedCodeJudge(CodeJudge):
+    """Judges by the number in the code, which it does not run."""
+
+    isolation = ISOLATION
+
+    def __init__(self) -> None:
+        self.num_judged = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    async def judge_request(self, request: JudgeRequest) -> JudgeResult:
+        await asyncio.sleep(JUDGE_S)
+        self.num_judged += 1
+        verdict = Verdict.PASSED if passes(request.code) else Verdict.WRONG
+        score = float(verdict is Verdict.PASSED)
+        results = [TestResult(verdict, "", "", 0.0, 0.0, 0, 0, "", "", score=score) for _ in request.tests]
+        return JudgeResult(tuple(results), len(results), ISOLATION, 0.0, JUDGE_S)
+
+
 class SimulatedBackend:
-    """Where the machines of a service are."""
+    """Where the machines of a service are, and its judge."""
 
     isolation = ISOLATION
 
     def __init__(self) -> None:
         self.made: list[SimulatedMachine] = []
+        self.code_judge = SimulatedCodeJudge()
 
     @property
     def num_used(self) -> int:
-        """Machines that have run a command."""
-        return sum(machine.num_commands > 0 for machine in self.made)
+        """Machines that have run a command, and judgements."""
+        return sum(machine.num_commands > 0 for machine in self.made) + self.code_judge.num_judged
 
     def judge(self, config: SandboxConfig) -> Judge:
-        """Raises: UserError."""
-        raise UserError("nothing is judged in simulated time")
+        return cast(Judge, self.code_judge)
 
     @contextlib.asynccontextmanager
     async def _opened(self) -> AsyncIterator[Machines]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from dataclasses import fields, replace
 from types import TracebackType
@@ -13,6 +14,7 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judge.request import CodeJudge, JudgeRequest
 from mettle.sandbox.judge.verdicts import JudgeResult
 from mettle.sandbox.languages import LanguageReport
+from mettle.sandbox.service.client.access import ServiceAccess
 from mettle.sandbox.service.client.fleet import Fleet, Member
 from mettle.sandbox.service.wire import pack, unpack
 
@@ -20,9 +22,12 @@ from mettle.sandbox.service.wire import pack, unpack
 class RemoteJudge(CodeJudge):
     """Judges code at the services of a config. Use as `async with RemoteJudge(config) as judge`."""
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(
+        self, config: SandboxConfig, *, access: ServiceAccess | None = None, rng: random.Random | None = None
+    ) -> None:
+        """`access` in place of the environment's token; `rng` decides between services that are equally busy."""
         self.config = config
-        self._fleet = Fleet(config, "judge", lambda _, __: None)
+        self._fleet = Fleet(config, "judge", lambda _, __: None, access=access, rng=rng)
 
     @property
     def isolation(self) -> IsolationReport:
