@@ -26,7 +26,7 @@ from example_curves import by_version
 from line_charts import Line, Panel, charts_svg
 
 from mettle.evals.estimator import mean_over_tasks
-from mettle.runs.create import read_run_config
+from mettle.runs.stored import read_run_config
 from mettle.runs.summary import summarise
 from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
