@@ -56,5 +56,5 @@ def typed(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]
         input=stdin,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )

@@ -13,15 +13,15 @@ from urllib.request import urlopen
 
 import pytest
 
+from mettle.runs.ports import free_port
+
 pytest.importorskip("fastapi")
 pytestmark = pytest.mark.usefixtures("forked_commands")
 
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.mark.e2e

@@ -72,10 +72,11 @@ async def test_a_log_is_told_that_nothing_happens(monkeypatch, capsys):
     monkeypatch.setattr(module, "LINE_AT_LEAST_EVERY_S", 0.002)
     tally = Tally("words")
     tally.start(4, [])
-    async with EvalProgress([tally], is_quiet=False):
-        await asyncio.sleep(0.1)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) >= 3, "one for the start, and more though nothing has ended"
+    lines = []
+    async with asyncio.timeout(100), EvalProgress([tally], is_quiet=False):
+        while len(lines) < 3:  # one for the start, and more though nothing has ended
+            await asyncio.sleep(0.01)
+            lines += capsys.readouterr().err.splitlines()
     assert "0/4 rollouts" in lines[-1]
     assert "no rollout ended for " in lines[-1]
 

@@ -39,14 +39,13 @@ def test_create_exec_and_delete_are_three_commands_and_nothing_is_started_by_han
 def test_two_first_commands_at_once_start_one_service(own: Path) -> None:
     words = [sys.executable, "-m", "mettle.cli", "sandbox", "run", "--", "echo", "ran"]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(2)]
-    assert [process.communicate(timeout=60)[0] for process in both] == [b"ran\n", b"ran\n"]
+    assert [process.communicate(timeout=300)[0] for process in both] == [b"ran\n", b"ran\n"]
     assert len(services(own)) == 1
 
 
 def test_an_idle_service_ends_by_itself(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "IDLE_EXIT_S", 0.3)
-    assert local.local_service({"sandbox": {"warm": 0}}).startswith("unix:")
-    assert services(own)
+    assert local.local_service({"sandbox": {"warm": 0}}).startswith("unix:")  # it has answered
     deadline = time.monotonic() + 100
     while services(own) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -211,7 +210,7 @@ def test_logs_are_followed_to_the_end_of_the_job(mettle: Callable[..., object], 
         assert following.stdout.readline() == b"first\n", "while it runs"
         (tmp_path / "go").write_text("")
         assert mettle("sandbox", "upload", machine, str(tmp_path / "go")).code == 0
-        out, err = following.communicate(timeout=60)
+        out, err = following.communicate(timeout=300)
     assert (out, err) == (b"last\n", b"job 1 has ended: exit code 5\n")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import mettle.envs as vf
 from mettle.envs.cli_agent_env import AgentError, CliAgentEnv
 from mettle.envs.sandboxes.shared import shared_machines
 from mettle.errors import UserError
+from mettle.runs.ports import free_port
 
 AGENT = Path(__file__).parent / "agents" / "tool_agent.py"
 
@@ -101,7 +101,7 @@ while True:
         print(error.code, flush=True)
     time.sleep(0.02)
 """
-    env = make_env("python3 /work/stubborn.py", files={"/work/stubborn.py": stubborn}, max_turns=1, wrap_up_seconds=0.3)
+    env = make_env("python3 /work/stubborn.py", files={"/work/stubborn.py": stubborn}, max_turns=1, wrap_up_seconds=1.5)
     state = await run(env, scripted("yes"))
     assert (state["stop_condition"], state["error"]) == ("max_turns_reached", None)
     assert "403" in state["agent_stdout"]
@@ -353,8 +353,7 @@ async def test_without_isolation_only_when_asked_by_name_and_in_a_directory_of_i
 
 
 async def test_an_agent_anywhere_reaches_the_proxy_at_the_url_that_one_gives(scripted):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     env = make_env("echo $OPENAI_BASE_URL", interception_port=port, interception_url=url, sandbox_backend="unsafe")
     state = await run(env, scripted("yes"))

@@ -6,9 +6,9 @@ import csv
 import json
 import re
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
+from tests.browsing import chromium, needs_browser, playwright
 from tests.evals.conftest import row_of
 
 from mettle.errors import StorageError
@@ -17,7 +17,6 @@ from mettle.evals.export.table import write_csv, write_parquet
 from mettle.evals.export.theme import style
 from mettle.evals.reader import EvaluationReader
 
-CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = (
     "</script><script>document.title = 'owned'</script><!-- <img src=x onerror=\"document.title = 'owned'\"> "
     "\u2028 \ud800 {{title}} {{data}} {{policy}} &lt;b&gt;"
@@ -73,19 +72,17 @@ def test_a_page_may_leave_conversations_out(hostile, tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="chromium is not installed")
+@needs_browser
 def test_in_a_browser_hostile_text_is_text_and_search_finds_it(hostile, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    expect = playwright().expect
     write_page(hostile, tmp_path / "page.html")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
+    with chromium() as browser:
+        page = browser.new_context().new_page()
         wrong, asked = [], []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
         page.on("request", lambda request: asked.append(request.url))
         page.goto((tmp_path / "page.html").as_uri())
-        expect = playwright.expect
         expect(page.locator("#rollouts tr")).to_have_count(3)
         expect(page.locator("#tasks tr")).to_have_count(3)
         expect(page.locator("#figures")).to_contain_text("95 % interval")
@@ -107,7 +104,6 @@ def test_in_a_browser_hostile_text_is_text_and_search_finds_it(hostile, tmp_path
         assert page.title() != "owned"
         assert wrong == []
         assert asked == [(tmp_path / "page.html").as_uri()], "the page asked for nothing but itself"
-        browser.close()
 
 
 def test_a_table_has_a_line_for_each_rollout_and_no_formulas(saved, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,11 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from tests.serving import handler_on_a_thread
@@ -100,10 +104,10 @@ def finished(folder: Path) -> Counter[str]:
     return Counter(row["answer"] for row in EvaluationReader(folder).rows()) if is_stored(folder) else Counter()
 
 
-def kill_after(process: subprocess.Popen[str], asked: Counter[str], num_requests: int) -> bool:
+def kill_after(process: subprocess.Popen[str], url: str, asked: Counter[str], num_requests: int) -> bool:
     """Kill -9 when the endpoint has been asked this often; False when the process ended before."""
     goal = sum(asked.values()) + num_requests
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while process.poll() is None and sum(asked.values()) < goal:
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -111,8 +115,18 @@ def kill_after(process: subprocess.Popen[str], asked: Counter[str], num_requests
     process.kill()
     _, err = process.communicate()
     assert is_running or process.returncode == 0, err
-    time.sleep(0.05)  # what the endpoint had already received is counted
+    until_all_is_counted(url)
     return is_running
+
+
+def until_all_is_counted(url: str) -> None:
+    """Wait until the endpoint has counted what it had been sent by a process that is gone."""
+    with contextlib.suppress(HTTPError):  # it takes no GET; by then the connections before this one have their threads
+        urlopen(url, timeout=100).close()
+    deadline = time.monotonic() + 100
+    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.e2e
@@ -126,7 +140,7 @@ def test_an_evaluation_killed_again_and_again_repeats_no_finished_rollout(worksp
     is_killed = True
     while is_killed:
         before = Counter(asked)
-        is_killed = kill_after(process, asked, rng.randint(1, 90))
+        is_killed = kill_after(process, url, asked, rng.randint(1, 90))
         repeated += sum((asked - before - allowed).values())
         (folder,) = (workspace / "out").glob("*/*")
         allowed = Counter({str(i): NUM_ROLLOUTS for i in range(NUM_TASKS)}) - finished(folder)

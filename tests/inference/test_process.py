@@ -19,6 +19,7 @@ from tests.inference.started import started
 
 from mettle.errors import UserError
 from mettle.inference.process import main, read_config
+from mettle.runs.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def test_it_serves_until_sigterm_and_leaves_with_0(policy_folder: Path, tmp_path
 
 @pytest.mark.e2e
 def test_after_a_kill_it_starts_again_on_the_same_port(policy_folder: Path, tmp_path: Path) -> None:
-    with started(tmp_path, model=policy_folder) as (process, ready):
+    with started(tmp_path, model=policy_folder, port=free_port()) as (process, ready):
         process.kill()
         process.wait()
     os.unlink(tmp_path / "endpoints" / "inference.json")

@@ -247,8 +247,7 @@ def test_two_processes_serve_and_one_that_is_killed_comes_back_with_the_newest_w
         victim = engine._replicas[0].engine
         assert victim is not None
         victim._process.signal(signal.SIGKILL)  # type: ignore[attr-defined]
-        until(lambda: engine.num_serving == 1)
-        until(lambda: engine.num_serving == 2)
+        until(lambda: engine.num_serving == 2 and engine._replicas[0].engine is not victim)
         kept = [Kept() for _ in range(4)]
         for i, listener in enumerate(kept):
             params = SamplingParams(max_tokens=4, ignore_eos=True)

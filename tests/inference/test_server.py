@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,25 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110  (what is awaited happens in the engine's thread)
             await asyncio.sleep(0.005)
+
+
+def stops_before(engine: EmbeddedEngine, step: int, may_go_on: Callable[[], bool]) -> None:
+    """From this step on the engine's thread waits, in the middle of what it samples, until it may go on.
+
+    On a busy host it would be done with hundreds of tokens before anybody else has had a turn. What it is told to do
+    between two steps is in its inbox, or has been done.
+    """
+    scheduler = engine._scheduler
+    go = scheduler.step
+
+    def wait_and_go(**options: bool) -> bool:
+        deadline = time.monotonic() + 100
+        while scheduler.totals.steps >= step and not may_go_on():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return go(**options)
+
+    scheduler.step = wait_and_go  # type: ignore[method-assign]
 
 
 async def test_tokens_in_tokens_out(server: InferenceServer, http: aiohttp.ClientSession, model: Any) -> None:
@@ -158,12 +179,15 @@ async def test_a_client_that_goes_away_aborts_its_request(
 async def test_a_client_that_goes_away_in_mid_stream_aborts_its_request(
     server: InferenceServer, http: aiohttp.ClientSession
 ) -> None:
+    engine = server.service.engine
+    assert isinstance(engine, EmbeddedEngine)
+    stops_before(engine, 3, lambda: engine.status().total_aborted == 1 or not engine._inbox.empty())
     body = {"prompt": [1], "max_tokens": 250, "stream": True, "ignore_eos": True, "n": 8}
     response = await http.post(f"{server.base_url}/completions", json=body)
     assert (await response.content.readline()).startswith(b"data: ")
     response.close()
-    await until(lambda: server.service.engine.status().total_aborted == 1)
-    await until(lambda: server.service.engine.status().num_running == 0)
+    await until(lambda: engine.status().total_aborted == 1)
+    await until(lambda: engine.status().num_running == 0)
 
 
 async def test_an_update_under_running_requests_shows_in_their_versions(
@@ -171,11 +195,10 @@ async def test_an_update_under_running_requests_shows_in_their_versions(
 ) -> None:
     folder = publish(other_model, tmp_path, 1)
     engine = server.service.engine
-    await asyncio.to_thread(engine.pause, "keep")
+    assert isinstance(engine, EmbeddedEngine)
+    stops_before(engine, 6, lambda: engine.status().version == 1 or not engine._inbox.empty())
     body = {"prompt_ids": [1, 2, 3], "n": 4, "max_tokens": 120, "ignore_eos": True}
     asking = asyncio.create_task(post(http, f"{server.base_url}/generate", body))
-    await until(lambda: engine.status().num_waiting == 4)
-    await asyncio.to_thread(engine.resume)
     await until(lambda: engine.status().total_steps > 5)
     status, update = await post(http, f"{root(server)}/admin/weights", {"version": 1, "path": str(folder)})
     assert (status, update["version"]) == (200, 1)
@@ -239,6 +262,10 @@ async def test_pausing_keeps_requests_and_draining_finishes_them(
     server: InferenceServer, http: aiohttp.ClientSession
 ) -> None:
     url, engine = root(server), server.service.engine
+    assert isinstance(engine, EmbeddedEngine)
+    stops_before(
+        engine, 3, lambda: not (engine._is_admitting and engine._inbox.empty()) or engine.status().total_steps > 3
+    )
     await post(http, f"{url}/admin/pause", {"mode": "keep"})
     body = {"prompt_ids": [1], "max_tokens": 200, "ignore_eos": True}
     first = asyncio.create_task(post(http, f"{server.base_url}/generate", body))

@@ -37,6 +37,7 @@ from mettle.inference.outside.files import PieceStore
 from mettle.inference.outside.roster import Roster, invite
 from mettle.inference.replicated import Serving
 from mettle.inference.service import ModelService
+from mettle.runs.ports import free_port
 from mettle.sandbox.service import app as sandbox
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.messages import PREFIX
@@ -246,8 +247,7 @@ async def outside_routes(tmp_path: Path) -> AsyncIterator[list[Target]]:
     running = outside.OutsideDoor(engine, tmp_path, tmp_path, "run", "float32")
     await running.start(bind("127.0.0.1", 0))
     token = invite(tmp_path, "ann")
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     relay = await outside.open_relay(PieceStore(), f"http://127.0.0.1:{port}")
     yield [
         *targets_of(running.routes(), int(running.base_url.rpartition(":")[2]), lambda row: token, {"version": "0"}),

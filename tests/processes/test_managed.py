@@ -33,13 +33,15 @@ def program(tmp_path, monkeypatch):
 
 def test_a_server_is_ready_when_its_file_is_there_and_a_stale_one_does_not_count(program, tmp_path):
     (tmp_path / "ready.json").write_text(json.dumps({"port": 0}))
+    may_answer = tmp_path / "may answer"
     process = program(
         "import json, pathlib, sys, time\n"
-        "time.sleep(0.3)\n"
+        f"while not pathlib.Path({str(may_answer)!r}).exists(): time.sleep(0.02)\n"
         "pathlib.Path(sys.argv[1]).write_text(json.dumps({'port': 4}))\n"
         "time.sleep(60)\n"
     )
     assert not process.is_ready()
+    may_answer.touch()
     assert wait_ready(process) == {"port": 4}
     process.end()
     assert not process.is_ready()

@@ -112,7 +112,7 @@ class FaultyRun(Run):
             address["base_url"].removesuffix("/v1") + path, b"{}", method="POST",
             headers={"Authorization": f"Bearer {run_keys(self.run_dir).admin}", "Content-Type": "application/json"},
         )  # fmt: skip
-        urllib.request.urlopen(request, timeout=20).read()
+        urllib.request.urlopen(request, timeout=200).read()
 
     def page_of(self, path: str) -> str:
         """A page of the run; empty while there is none."""

@@ -150,6 +150,7 @@ class Run:
             self.process.wait()
             self.resume()
             return
+        self.wait_for(lambda ledger: any(p.name == victim and p.pid for p in ledger.journal.processes()))
         pids = self.read(lambda ledger: {p.name: p.pid for p in ledger.journal.processes()}, {})
         os.kill(pids[victim], signal.SIGKILL)
 

@@ -67,7 +67,7 @@ PROCESSES = group(
             "starts threads without end",
             "import threading, time\nthreading.stack_size(65536)\nn = 0\n"
             "try:\n"
-            "    for n in range(100): threading.Thread(target=time.sleep, args=(0.3,), daemon=True).start()\n"
+            "    for n in range(100): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
             "except RuntimeError: pass\n"
             "if n > 20: breach(n)",
         ),

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import os
-import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.forking import forked_command
 import mettle.envs as vf
 from mettle.envs.tool_content import NOTHING, content_of
 from mettle.errors import InfraError, UserError
+from mettle.runs.ports import free_port
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -273,9 +273,7 @@ def test_a_config_object_is_taken_as_upstreams():
 
 @pytest.fixture
 async def http_server():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(sys.executable, SERVER, "http", str(port))
     async with asyncio.timeout(100):
         while True:

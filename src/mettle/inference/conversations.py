@@ -7,6 +7,7 @@ listener hears exactly one end is settled here. Invariant: after `close` there i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -90,7 +91,7 @@ class Conversations:
         self._loop.run_forever()
 
     def _post(self, do: Callable[[], object]) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, with all that it would end
             self._loop.call_soon_threadsafe(do)
 
     def _begin(self, running: RunningRequest) -> None:

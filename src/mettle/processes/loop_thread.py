@@ -6,6 +6,7 @@ Invariant: what still runs when it is closed is cancelled and waited for, so tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -34,7 +35,8 @@ class LoopThread:
     def close(self, timeout_s: float | None = None) -> bool:
         """Cancel what runs and end the thread; whether it ended in time. Safe to call twice."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with contextlib.suppress(RuntimeError):  # it is closed, and its thread about to end
+                self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

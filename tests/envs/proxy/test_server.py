@@ -266,15 +266,17 @@ async def test_a_call_in_flight_is_refused_when_the_rollout_ends(proxied, script
     slow = Slow(scripted)
     rollout = await proxied.rollout(slow.model)
     call = asyncio.create_task(rollout.post(CHAT, BODY))
-    stream = asyncio.create_task(read_stream(rollout, {**BODY, "stream": True}))
-    await slow.started(2)
-    await asyncio.sleep(0.12)  # past the first heartbeat, so that the stream has begun
-    proxied.proxy.close_session(rollout.session, "timeout_reached")
-    status, body = await call
-    assert (status, body["error"]["code"]) == (403, "rollout_over")
-    text = await stream
-    assert text.startswith(": waiting")
-    assert "timeout_reached" in text
+    headers, streamed = {"Authorization": f"Bearer {rollout.session.secret}"}, {**BODY, "stream": True}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(rollout.root + CHAT, json=streamed, headers=headers) as stream,
+    ):
+        assert (await stream.content.readline()).startswith(b": waiting")  # it has begun
+        await slow.started(2)
+        proxied.proxy.close_session(rollout.session, "timeout_reached")
+        status, body = await call
+        assert (status, body["error"]["code"]) == (403, "rollout_over")
+        assert b"timeout_reached" in await stream.read()
     assert rollout.steps == []
 
 

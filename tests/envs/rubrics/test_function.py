@@ -141,13 +141,13 @@ async def test_a_hanging_function_is_a_failure_that_names_it_and_its_siblings_go
         await asyncio.sleep(30 if answer == "wait" else 0)
         return 1.0
 
-    rubric = vf.Rubric([hangs, hangs_too], func_timeout_seconds=0.1)
+    rubric = vf.Rubric([hangs, hangs_too], func_timeout_seconds=0.5)
     states = [finished(answer) for answer in ("fine", "hang", "fine", "wait", "fine")]
     await rubric.score_group(states)
     release.set()
     assert [state["reward"] for state in states] == [2.0, None, 2.0, None, 2.0]
-    assert str(states[1]["error"]) == "hangs: no score within 0.1 s"
-    assert str(states[3]["error"]) == "hangs_too: no score within 0.1 s"
+    assert str(states[1]["error"]) == "hangs: no score within 0.5 s"
+    assert str(states[3]["error"]) == "hangs_too: no score within 0.5 s"
     assert states[1]["metrics"] == {"hangs_too": 1.0}
     assert [state["advantage"] for state in states] == [0.0, None, 0.0, None, 0.0]
 
@@ -164,6 +164,9 @@ async def test_a_function_that_hangs_again_and_again_is_not_called_any_more(fini
     for state in states:
         await rubric.score_rollout(state)
     release.set()
+    async with asyncio.timeout(60):
+        while len(calls) < MAX_ABANDONED:  # noqa: ASYNC110 - a thread may have taken its call up and not come to it
+            await asyncio.sleep(0.001)
     assert len(calls) == MAX_ABANDONED
     assert "hung 8 times and is not called any more" in str(states[-1]["error"])
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,20 @@ async def test_calls_come_back_to_whoever_made_them_and_workers_are_reused(pool)
     values = await asyncio.gather(*(pool.call(CALLS + "double", {"value": i}) for i in range(200)))
     assert values == [2 * i for i in range(200)]
     assert len({await pool.call(CALLS + "pid", {}) for _ in range(10)} | set(pool.pids)) <= 2
+
+
+def test_who_asks_again_at_the_moment_of_an_answer_is_given_no_worker_more(pool):
+    again, is_there = [], threading.Event()
+
+    def ask_again(_):
+        again.append(pool.submit(CALLS + "pid", {}))
+        is_there.set()
+
+    first = pool.submit(CALLS + "pid", {})
+    first.add_done_callback(ask_again)
+    assert is_there.wait(100)
+    assert again[0].result(100) == first.result()
+    assert pool.pids == [first.result()]
 
 
 async def test_a_call_over_its_time_is_interrupted_and_its_worker_goes_on():

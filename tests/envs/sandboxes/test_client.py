@@ -75,14 +75,16 @@ async def test_files_travel_both_ways(client, box, tmp_path):
 
 @needs_isolation
 async def test_a_background_job_is_followed_to_its_end(client, box):
-    job = await client.start_background_job(box.id, "echo out; echo err >&2; sleep 0.3; exit 7", working_dir="/tmp")
+    until_told = "while [ ! -e /tmp/go ]; do sleep 0.02; done"
+    job = await client.start_background_job(box.id, f"echo out; echo err >&2; {until_told}; exit 7", working_dir="/tmp")
     assert not (await client.get_background_job(box.id, job)).completed
+    await client.execute_command(box.id, "touch /tmp/go")
     while not (status := await client.get_background_job(box.id, job)).completed:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert (status.exit_code, status.stdout, status.stderr) == (7, "out\n", "err\n")
     shown = await client.execute_command(box.id, f"cat {job.stdout_log_file} {job.exit_file}")
     assert shown.stdout == "out\n7\n"
-    ran = await client.run_background_job(box.id, "echo waited for; pwd", timeout=20, working_dir="/tmp")
+    ran = await client.run_background_job(box.id, "echo waited for; pwd", timeout=100, working_dir="/tmp")
     assert ran.stdout == "waited for\n/tmp\n"
     with pytest.raises(prime.CommandTimeoutError):
         await client.run_background_job(box.id, "sleep 60", timeout=1)
@@ -107,10 +109,10 @@ async def test_sandboxes_are_listed_looked_at_and_deleted(client, box):
 @needs_isolation
 async def test_a_sandbox_whose_time_is_over_says_so(client):
     box = await client.create(prime.CreateSandboxRequest(name="short", labels=["test"], timeout_minutes=0.005))
-    await asyncio.sleep(0.6)
+    while (seen := await client.get(box.id)).status == "RUNNING":  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     with pytest.raises(prime.SandboxTimeoutError, match="lifetime"):
         await client.execute_command(box.id, "true")
-    seen = await client.get(box.id)
     assert seen.status == "TIMEOUT"
     assert "lifetime" in seen.termination_reason
 
@@ -119,7 +121,7 @@ async def test_a_sandbox_whose_time_is_over_says_so(client):
 async def test_a_start_command_runs_in_the_background(client):
     request = prime.CreateSandboxRequest(name="started", labels=["test"], start_command="echo begun > /work/begun")
     box = await client.create(request)
-    shown = await client.execute_command(box.id, "while [ ! -e begun ]; do sleep 0.02; done; cat begun", timeout=5)
+    shown = await client.execute_command(box.id, "while [ ! -e begun ]; do sleep 0.02; done; cat begun", timeout=100)
     assert shown.stdout == "begun\n"
 
 

@@ -10,20 +10,21 @@ import tarfile
 
 import httpx
 import pytest
+from tests import browsing
+from tests.browsing import WAIT_MS, chromium, needs_browser
 from tests.hub.archives_made import push
-from tests.hub.journeys.test_people_in_a_browser import CHROMIUM, PASSWORD
+from tests.hub.journeys.test_people_in_a_browser import PASSWORD
 from tests.hub.machines.journeys.test_two_machines import HeldModel, handler_of, started, until
 from tests.serving import handler_on_a_thread
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright = browsing.playwright()
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.nightly,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no browser at {CHROMIUM}"),
+    needs_browser,
 ]
-WAIT_MS = 240_000
 TOML = """name = "the first"
 model = "tiny"
 max_steps = 400
@@ -50,13 +51,10 @@ def serving(tmp_path):
 @pytest.fixture
 def page(serving):
     complaints: list[str] = []
-    with playwright.sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as browser:
         opened = browser.new_context(base_url=serving[0], accept_downloads=True).new_page()
-        opened.set_default_timeout(WAIT_MS)
         opened.on("pageerror", lambda error: complaints.append(str(error)))
         yield opened
-        browser.close()
     assert complaints == []
 
 

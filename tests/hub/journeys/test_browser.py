@@ -1,25 +1,24 @@
 """A journey through the pages in a real browser: nothing on the console, nothing from another host."""
 
-from pathlib import Path
+import re
 
 import pytest
+from tests import browsing
+from tests.browsing import chromium, needs_browser
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright = browsing.playwright()
 
-CHROMIUM = Path("/usr/bin/chromium")
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no browser at {CHROMIUM}"),
+    needs_browser,
 ]
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_a_run_is_followed_while_it_goes_on(page, live_hub):
     playwright.expect(page.locator("[data-chart=reward] canvas")).to_be_visible()
     before = writer.version
     writer.train_step(before + 1)
-    playwright.expect(page.locator(".progress b")).to_have_text(f"Step {before + 1}", timeout=8000)
+    playwright.expect(page.locator(".progress b")).to_have_text(f"Step {before + 1}")
     page.locator("[data-chart=reward] .u-over").hover(position={"x": 5, "y": 50})
     playwright.expect(page.locator("[data-chart=reward] [data-readout]")).to_contain_text("step ")
 
@@ -54,7 +53,7 @@ def test_from_the_table_to_one_token(page):
     page.goto("/runs/followed/rollouts")
     page.get_by_label("Step", exact=True).fill("2")
     playwright.expect(page.get_by_text("of step 2")).to_be_visible()
-    assert "step=2" in page.url
+    playwright.expect(page).to_have_url(re.compile("step=2"))
     page.keyboard.press("Tab")
     page.locator("body").click()
     page.keyboard.press("]")

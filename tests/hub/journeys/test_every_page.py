@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
+from tests import browsing
+from tests.browsing import chromium, needs_browser
 from tests.hub.archives_made import push, source
 from tests.hub.conftest import write_finished
 from tests.hub.journeys.test_people_in_a_browser import sign_in
 from tests.hub.lab_writer import PASSWORD
 from tests.serving import app_on_a_thread
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright = browsing.playwright()
 pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
 
-CHROMIUM = Path("/usr/bin/chromium")
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 800}
 LONG = "a-model-of-a-very-long-name/Instruct-2507-bf16-adapter-of-step-200"
@@ -28,7 +29,7 @@ EVALS, RUNS = "/api/v1/evaluations", "/api/v1/rft/runs"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no browser at {CHROMIUM}"),
+    needs_browser,
 ]
 
 PAGES = {
@@ -69,10 +70,8 @@ NO_PAGES = {
 
 @pytest.fixture
 def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 def _public_key():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ pytest.importorskip("obstore", reason="obstore is not installed (extra s3)")
 
 from mettle.errors import StorageError, UserError
 from mettle.hub import backup
+from mettle.runs.ports import free_port
 from mettle.storage.object_blobs import ObjectBlobStore
 
 WAIT_S = 600.0
@@ -41,9 +41,7 @@ def s3(tmp_path_factory):
         installed = subprocess.run(words, capture_output=True, text=True, check=False)
         if installed.returncode:
             pytest.skip(f"no package index to take moto from: {installed.stderr.strip()[-200:]}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [folder / "bin" / "moto_server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -1,30 +1,27 @@
 """A person joins, makes a token, leaves and comes back, in a real browser: it sends the headers that no client of ours
 does, and obeys those that we send."""
 
-from pathlib import Path
-
 import pytest
+from tests import browsing
+from tests.browsing import chromium, needs_browser
 from tests.hub.lab_writer import PASSWORD as OF_ANN
 from tests.hub.provider_made import CLIENT, SECRET, made_provider
 from tests.serving import app_on_a_thread
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright = browsing.playwright()
 
-CHROMIUM = Path("/usr/bin/chromium")
 PASSWORD = "nine green boats"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no browser at {CHROMIUM}"),
+    needs_browser,
 ]
 
 
 @pytest.fixture
 def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 def sign_in(page, username, password):

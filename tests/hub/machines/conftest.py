@@ -101,7 +101,7 @@ def leaving_results(num):
 
 BEGINNING = (
     "import sys, time; from pathlib import Path; f = Path(sys.argv[1]) / 'results/a/b'; f.mkdir(parents=True);"
-    "(f / 'begun').write_text('half'); print('begun', flush=True); time.sleep(600)"
+    "print('begun', flush=True); (f / 'begun').write_text('half'); time.sleep(600)"  # the file says that it has said so
 )
 
 

@@ -17,7 +17,7 @@ from mettle.errors import ServiceError
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import run_requests
 from mettle.inference.engine.matrices import Matrix
-from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
+from mettle.inference.engine.protocol import Generation, GenerationRequest, RequestRefused
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse
 from mettle.records.sampling import SamplingParams
@@ -329,6 +329,24 @@ def test_what_was_done_is_counted(model: Any) -> None:
     assert (totals.prefix_hit_tokens, totals.preempted, scheduler.memory.promised) == (0, 0, 0)
     assert (totals.requests, totals.aborted, totals.steps) == (3, 1, steps)
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=["waits", "a prompt of several", "samples"])
+def test_who_hears_of_an_abort_finds_all_given_back(model: Any, steps: int) -> None:
+    found = []
+
+    class Looks(Heard):
+        def on_finish(self, generation: Generation) -> None:
+            super().on_finish(generation)
+            found.append((scheduler.num_running, scheduler.num_waiting, scheduler.has_begun))
+
+    scheduler, heard = make_scheduler(model, max_prefill_tokens=4), Looks()
+    scheduler.add(ask("r", [1, 2, 3, 4, 5, 6], n=2, max_tokens=100, ignore_eos=True), heard)
+    for _ in range(steps):
+        scheduler.step()
+    scheduler.abort("r")
+    assert found == [(0, 0, False)]
+    assert [choice.finish_reason for choice in heard.generations[0].choices] == ["abort"] * 2
 
 
 def test_an_abort_while_a_prompt_is_computed_gives_back_what_was_set_aside(model: Any) -> None:

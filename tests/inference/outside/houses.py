@@ -27,11 +27,6 @@ from mettle.web.server import bind
 logger = logging.getLogger(__name__)
 
 
-def free_port() -> int:
-    with bind("127.0.0.1", 0) as listener:
-        return int(listener.getsockname()[1])
-
-
 PROMPT = [72, 101, 108, 108, 111]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from houses import PROMPT, OpenHouse, free_port
+from houses import PROMPT, OpenHouse
 
 from mettle.errors import ProviderError, UserError
 from mettle.inference.engine.protocol import Choice, GenerationRequest
@@ -19,6 +19,7 @@ from mettle.inference.outside.roster import invite
 from mettle.inference.outside.signatures import WorkerKey
 from mettle.inference.outside.worker import OutsideClient, OutsideWorking, SessionOver, WordRefused
 from mettle.records.sampling import SamplingParams
+from mettle.runs.ports import free_port
 
 
 async def joined(house: OpenHouse, place: Path, name: str = "ann", room: int = 8) -> OutsideClient:

@@ -126,13 +126,13 @@ def test_a_killed_warm_up_starts_over_and_a_killed_page_comes_back_where_it_was(
     run = Run(tmp_path, steps=3, text=WARM_CONFIG)
     try:
         run.wait_for(warming_up)
-        before = json.loads(run.run_dir.endpoint("hub").read_text())
+        run.wait_for(lambda _: bool(page_of(run)))
+        before = page_of(run)
         run.kill("sft")
         run.kill("hub")
         run.wait_for(published(1))
-        after = json.loads(run.run_dir.endpoint("hub").read_text())
-        assert after["port"] == before["port"]
-        assert after["pid"] != before["pid"]
+        run.wait_for(lambda _: page_of(run).get("pid", before["pid"]) != before["pid"])
+        assert page_of(run)["port"] == before["port"]
         assert run.end() == 0, run.said()
     finally:
         run.close()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mettle.sandbox import CallTest, PythonChecker, SandboxConfig, SandboxPool, StdioTest, Verdict
+from mettle.sandbox import CallTest, JudgeResult, PythonChecker, SandboxConfig, SandboxPool, StdioTest, Verdict
 from mettle.sandbox.judge.memory import JudgementCache
 from mettle.sandbox.judge.orders import make_job
 from mettle.sandbox.judge.request import JudgeRequest
@@ -77,11 +77,21 @@ async def test_what_is_kept_is_bounded_in_number_and_in_bytes(pool: SandboxPool)
 
 async def test_who_waits_for_one_that_is_cancelled_judges_for_himself() -> None:
     async with SandboxPool(CONFIG) as pool:
-        code = "import time; time.sleep(0.2); print(1)"
-        first = asyncio.create_task(pool.judge(code, [StdioTest("", "1")]))
-        await asyncio.sleep(0.05)
-        second = asyncio.create_task(pool.judge(code, [StdioTest("", "1")]))
-        await asyncio.sleep(0.05)
+        job = make_job(pool.config, JudgeRequest("print(1)", [StdioTest("", "1")]))
+        begun, memory = asyncio.Event(), JudgementCache(2)
+
+        async def never_done() -> JudgeResult:
+            begun.set()
+            return await asyncio.get_running_loop().create_future()
+
+        async def judge() -> JudgeResult:
+            return await pool.judge("print(1)", [StdioTest("", "1")])
+
+        first = asyncio.create_task(memory.judged(job, never_done))
+        await begun.wait()
+        second = asyncio.create_task(memory.judged(job, judge))
+        await asyncio.sleep(0)
+        assert not second.done()
         first.cancel()
         result = await second
         assert (result.has_passed, result.is_remembered) == (True, False)

@@ -16,7 +16,7 @@ from mettle.sandbox import StdioTest
 from mettle.sandbox.service import tokens as kept
 from mettle.sandbox.service.config import QuotaConfig
 from mettle.sandbox.service.wire import pack, unpack
-from serving import ApiCaller, make_token, serving
+from serving import ApiCaller, make_token, serving, wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 
@@ -71,21 +71,27 @@ async def test_a_machine_over_the_quota_is_refused_and_room_comes_back(api: ApiC
     assert "max_machines 2" in (await api.ask("POST", "/machines", token=token))[1]["error"]["message"]
     await api.ask("DELETE", f"/machines/{first}", token=token)
     assert (await api.ask("POST", "/machines", token=token, json={"disk_mb": 100, "lifetime_s": 0.3}))[0] == 201
-    await asyncio.sleep(1.2)
-    assert (await api.ask("POST", "/machines", token=token, json={"disk_mb": 100}))[0] == 201, "one's time was over"
+
+    async def has_room() -> bool:
+        return (await api.ask("POST", "/machines", token=token, json={"disk_mb": 100}))[0] == 201
+
+    await wait_until(has_room)  # when one's time is over
     await api.ask("DELETE", "/machines", token=token, json={"all": True})
 
 
 async def test_requests_and_judgements_over_the_quota_are_told_to_come_back(api: ApiCaller) -> None:
-    token = make_token(api.home, "slow", max_judging=1, max_requests_per_s=5.0)
-    slow = {"code": "import time; time.sleep(0.5)", "tests": [{"stdin": ""}]}
+    token = make_token(api.home, "slow", max_judging=1)
+    slow = {"code": "import time; time.sleep(600)", "tests": [{"stdin": ""}], "timeout_s": 100}
     first = asyncio.create_task(api.ask("POST", "/judge", token=token, json=slow))
-    await asyncio.sleep(0.2)
+    await wait_until(lambda: asyncio.sleep(0, api.service.num_judging == 1))
     status, body = await api.ask("POST", "/judge", token=token, json=slow)
     assert (status, body["error"]["type"]) == (429, "busy")
-    assert (await first)[0] == 200
-    statuses = [(await api.ask("GET", "/status", token=token))[0] for _ in range(8)]
-    assert 429 in statuses
+    first.cancel()
+    await wait_until(lambda: asyncio.sleep(0, api.service.num_judging == 0))
+    quick = {"code": "print(1)", "tests": [{"stdin": ""}]}
+    assert (await api.ask("POST", "/judge", token=token, json=quick))[0] == 200
+    often = make_token(api.home, "often", max_requests_per_s=0.001)
+    assert [(await api.ask("GET", "/status", token=often))[0] for _ in range(2)] == [200, 429]
     assert (await api.ask("GET", "/status"))[0] == 200, "others are not held up"
 
 

@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ import aiohttp
 import pytest
 from tests.forking import Nursery, forked_processes
 
+from mettle.runs.ports import free_port
 from mettle.trainer.service import models as models_module
 from mettle.trainer.service.store import Store
 
@@ -49,12 +49,6 @@ async def start(settings, port):
     told = re.search(r"http://\S+", (await child.stdout.readline()).decode())
     assert told, "the service did not come up"
     return child, told[0]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def waiting_in(data):

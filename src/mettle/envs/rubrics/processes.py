@@ -169,29 +169,30 @@ class ScoringProcesses:
                     self._num_threads -= 1
                 self._drop(worker)
                 return
-            if call.future.set_running_or_notify_cancel():
-                worker = self._answer(call, worker)
-            with self._lock:
+            is_wanted = call.future.set_running_or_notify_cancel()
+            if is_wanted:
+                value, error, worker = self._answer(call, worker)
+            with self._lock:  # before whoever asked can ask again: they would be given a worker more
                 self._num_pending -= 1
+            if is_wanted and error is not None:
+                call.future.set_exception(error)
+            elif is_wanted:
+                call.future.set_result(value)
 
-    def _answer(self, call: _Call, worker: _Worker | None) -> _Worker | None:
-        """Settle `call`; the worker, or None when it did not survive."""
+    def _answer(self, call: _Call, worker: _Worker | None) -> tuple[Any, BaseException | None, _Worker | None]:
+        """What a call gives or raises, and the worker, or None when it did not survive."""
         try:
             worker = worker or self._new_worker()
             word, value = _converse(worker, call)
         except (Overrun, WorkerFailed) as error:
             self.num_killed += isinstance(error, Overrun)
             self._drop(worker)
-            call.future.set_exception(error)
-            return None
+            return None, error, None
         except Exception as error:
-            call.future.set_exception(WorkerFailed(f"its arguments cannot go to another process: {error}"))
-            return worker
+            return None, WorkerFailed(f"its arguments cannot go to another process: {error}"), worker
         if word == "returned":
-            call.future.set_result(value)
-        else:
-            call.future.set_exception(value if word == "raised" else Overrun())
-        return worker
+            return value, None, worker
+        return None, value if word == "raised" else Overrun(), worker
 
     def _new_worker(self) -> _Worker:
         with self._lock:

@@ -8,6 +8,7 @@ place, and no abandoned thread keeps the process from ending. A lane serves any 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import queue
 import threading
@@ -33,14 +34,16 @@ class _Job:
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.started: float | None = None
         self.is_abandoned = False
+        self.is_over = False
 
     def run(self) -> None:
         try:
             value, error = self.context.run(self.function), None
         except BaseException as raised:
             value, error = None, raised
-        if not self.is_abandoned and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._settle, value, error)
+        if not self.is_abandoned:
+            with contextlib.suppress(RuntimeError):  # a loop that is closed at this moment: nobody waits any more
+                self.loop.call_soon_threadsafe(self._settle, value, error)
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         if self.future.done():
@@ -95,7 +98,7 @@ class ThreadLane:
     def _abandon(self, job: _Job) -> None:
         with self._lock:
             job.is_abandoned = True
-            if job.started is not None:
+            if job.started is not None and not job.is_over:  # one that is over has left its thread to others
                 self.num_abandoned += 1
                 self._num_alive -= 1
                 self._num_pending -= 1
@@ -104,6 +107,7 @@ class ThreadLane:
     def _is_kept(self, job: _Job) -> bool:
         """Count a job that has ended; False when it was given up, and this thread with it."""
         with self._lock:
+            job.is_over = True
             self._num_pending -= not job.is_abandoned
             return not job.is_abandoned
 

@@ -67,7 +67,7 @@ class AdmittedPrompt:
     @property
     def is_wanted(self) -> bool:
         """False when all who sent it have gone."""
-        return any(not owner.is_settled for owner in self.owners)
+        return any(owner.num_open and not owner.is_settled for owner in self.owners)
 
     @property
     def adapter(self) -> ChosenAdapter[AdapterWeights] | None:

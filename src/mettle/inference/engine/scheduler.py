@@ -146,9 +146,10 @@ class Scheduler:
             return
         self.totals.aborted += 1
         self._admission.forget(under_way)
-        under_way.abort()
+        under_way.end_rest()
         self._free_ended()
         self._drop_unwanted_prompts()
+        under_way.finish()  # last, so that who hears of the end finds the slots free
 
     def abort_all(self) -> None:
         """End every request with what it has."""

@@ -93,12 +93,16 @@ class RunningRequest:
 
     def abort(self) -> None:
         """End what has not ended, and tell."""
+        self.end_rest()
+        self.finish()
+
+    def end_rest(self) -> None:
+        """Mark what has not ended as aborted; the request is ready for `finish`."""
         for choice in self.choices:
             if choice.finish_reason is None:
                 self.end_choice(choice, "abort")
                 if self.request.has_token_events:
                     self.listener.on_token(TokenEvent(choice.index, None, 0.0, -1, [], "abort", None))
-        self.finish()
 
 
 def ends_of(

@@ -7,6 +7,7 @@ owner asks for is looked for among what is theirs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -44,7 +45,7 @@ class Waiters:
 
     def tell(self, request_id: str) -> None:
         """There is an outcome."""
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._wake, request_id)
 
     async def wait(self, request_id: str, look: Callable[[], Outcome | None], limit_s: float) -> Outcome | None:

@@ -25,6 +25,7 @@ from tests.serving import handler_on_a_thread
 
 from mettle.hub.evaluating.outcome import evaluation_folder
 from mettle.hub.machines import fleet
+from mettle.runs.ports import free_port
 
 TASKS = 4
 WAIT_S = 240.0
@@ -170,7 +171,7 @@ def serving(place, *, host="127.0.0.1", prefix=()):
     ready = place.folder / "ready.json"
     ready.unlink(missing_ok=True)
     words = [
-        "hub", "serve", "--data", "hub", "--host", host, "--port", place.url.rpartition(":")[2] or "0", "--lease-s",
+        "hub", "serve", "--data", "hub", "--host", host, "--port", place.url.rpartition(":")[2] or str(free_port()), "--lease-s",
         str(LEASE_S), "--no-work-here", "--no-check-pushes", "--no-sandboxes", "--ready-file", str(ready),
     ]  # fmt: skip
     with started(words, place.folder, prefix=prefix) as process:

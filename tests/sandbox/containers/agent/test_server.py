@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from owners import is_alive, wait_until
 
 from mettle.errors import UserError
 from mettle.sandbox.containers.agent.boot import BOOT
@@ -65,7 +66,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Started]:
     environment = {"PATH": os.environ["PATH"], "METTLE_AGENT_IDENTITY": "the-secret", "IMAGE": "its own"}
     process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, env=environment)
     started = Started(process)
-    await started.link.wait_ready(30)
+    await started.link.wait_ready(100)
     limits = MachineConfig(env={"PATH": os.environ["PATH"]}).limits()
     await started.link.connection.ask("PUT", "/machines/m", json={"limits": limits._asdict()})
     yield started
@@ -131,14 +132,13 @@ async def test_what_is_asked_wrongly_is_said_and_the_next_request_is_answered(
 
 
 async def test_a_request_that_is_left_takes_its_command_along(agent: Started, tmp_path: Path) -> None:
-    survivor = tmp_path / "survivor"
-    running = asyncio.create_task(agent.exec(["sh", "-c", f"sleep 1; touch {survivor}"]))
-    await asyncio.sleep(0.3)
+    told = tmp_path / "pid"
+    running = asyncio.create_task(agent.exec(["sh", "-c", f"echo $$ > {told}; exec sleep 600"]))
+    await wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    await asyncio.sleep(1.0)
-    assert not survivor.exists()
+    await wait_until(lambda: not is_alive(int(told.read_text())))
 
 
 async def test_ports_inside_are_reached_by_websockets(agent: Started) -> None:

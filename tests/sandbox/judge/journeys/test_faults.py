@@ -27,12 +27,11 @@ def _isolating_host(host_isolation: IsolationReport) -> None:
 @pytest.mark.usefixtures("_isolating_host")
 async def test_a_killed_template_takes_its_cells_along_and_another_takes_over() -> None:
     async with SandboxPool(SandboxConfig(warm=2)) as pool:
-        running = asyncio.create_task(pool.judge("import time; time.sleep(0.5); print(1)", [StdioTest("", "1")]))
-        await asyncio.sleep(0.2)
+        running = asyncio.create_task(pool.judge("import time; time.sleep(1); print(1)", [StdioTest("", "1")]))
         first = pool.template_pid
         assert first is not None
+        await wait_until(lambda: pool.stats.num_running == 1 and bool(watch.descendants(first)))
         cells = watch.descendants(first)
-        assert cells
         os.kill(first, signal.SIGKILL)
         assert (await running).has_passed, "the judgement that was running was not tried again"
         assert pool.template_pid != first
@@ -86,7 +85,6 @@ from mettle.sandbox import SandboxConfig, SandboxPool, StdioTest
 async def main():
     async with SandboxPool(SandboxConfig(warm=2, backend=sys.argv[1])) as pool:
         task = asyncio.create_task(pool.judge("while True: pass", [StdioTest()], timeout_s=60))
-        await asyncio.sleep(0.3)
         print(pool.template_pid, flush=True)
         await task
 asyncio.run(main())
@@ -104,8 +102,8 @@ async def test_a_killed_owner_leaves_no_process(backend: str, tmp_path: Path) ->
     with owner:
         assert owner.stdout is not None
         template = int(await asyncio.to_thread(owner.stdout.readline))
+        await wait_until(lambda: len(watch.descendants(template)) >= 2)
         family = [template, *watch.descendants(template)]
-        assert len(family) >= 3
         owner.kill()
     await wait_until(lambda: not any(is_alive(pid) for pid in family))
 

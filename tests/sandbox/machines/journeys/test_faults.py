@@ -27,7 +27,6 @@ async def main():
             await machine.exec("setsid sh -c 'sleep 300 & sleep 300' >/dev/null 2>&1 &")
             await machine.exec("mkdir locked && touch locked/in && chmod 500 locked")
             await machine.start("sleep 300")
-        await asyncio.sleep(0.2)
         print(machines.template_pid, flush=True)
         await asyncio.sleep(300)
 asyncio.run(main())
@@ -50,8 +49,9 @@ async def test_a_killed_owner_leaves_no_process_mount_or_file(backend: str, tmp_
     with owner:
         assert owner.stdout is not None
         template = int(await asyncio.to_thread(owner.stdout.readline))
+        # Three machines, each with two hands and three or more sleepers.
+        await wait_until(lambda: len(watch.descendants(template)) >= 12)
         family = [template, *watch.descendants(template)]
-        assert len(family) > 12, "a template, three machines, each with two hands and three or more sleepers"
         owner.kill()
     await wait_until(lambda: not any(is_alive(pid) for pid in family))
     await wait_until(lambda: not os.listdir(tmp_path))
@@ -64,7 +64,7 @@ async def test_a_killed_process_1_ends_its_machine_and_no_other() -> None:
         first, second = await machines.create(), await machines.create()
         assert machines.template_pid is not None
         running = asyncio.create_task(first.exec("sleep 300 & sleep 300", timeout_s=300))
-        await asyncio.sleep(0.2)
+        await wait_until(lambda: any(map(watch.descendants, children(machines.template_pid))))
         [busy] = [pid for pid in children(machines.template_pid) if watch.descendants(pid)]
         family = [busy, *watch.descendants(busy)]
         os.kill(busy, signal.SIGKILL)

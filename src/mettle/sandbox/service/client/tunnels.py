@@ -8,6 +8,7 @@ from here. Invariant: closing the socket closes the port inside; when the servic
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -75,8 +76,12 @@ class Tunnels:
             task.cancel()
             raise
         loop = asyncio.get_running_loop()
-        # Whoever closes it may be another thread, or a loop that has ended.
-        listener.on_close = lambda: loop.is_closed() or loop.call_soon_threadsafe(task.cancel)
+
+        def cancel() -> None:  # whoever closes it may be another thread, or a loop that has ended
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(task.cancel)
+
+        listener.on_close = cancel
         return listener
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from fakes.kubernetes_api import TOKEN, FakeKubernetes
 
 from mettle.errors import UserError
 from mettle.sandbox import MachineConfig, MachineLost, SandboxConfig, open_machines
+from mettle.sandbox.containers import link as link_module
 from mettle.sandbox.containers.errors import (
     ControlPlaneAway,
     ControlPlaneError,
@@ -47,6 +48,13 @@ EXEC_API = "client.authentication.k8s.io/v1"
 async def cluster() -> AsyncIterator[FakeKubernetes]:
     async with FakeKubernetes() as fake:
         yield fake
+
+
+@pytest.fixture
+def _slow_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy host it is seconds until a cluster has told what became of a pod."""
+    for module in (pod_module, link_module):
+        monkeypatch.setattr(module, "_OUTCOME_S", 100.0)
 
 
 def config_for(cluster: FakeKubernetes, require: str = "ns", **kubernetes: object) -> SandboxConfig:
@@ -118,6 +126,7 @@ async def test_a_pod_is_adopted_with_the_life_that_it_needs_and_no_more(cluster:
         assert cluster.pods[waiting]["spec"]["activeDeadlineSeconds"] < 1000
 
 
+@pytest.mark.usefixtures("_slow_cluster")
 async def test_a_watch_that_has_expired_begins_anew_and_one_that_was_cut_off_goes_on(cluster: FakeKubernetes) -> None:
     async with open_machines(config_for(cluster)) as machines:
         pods = machines.host._pods  # type: ignore[attr-defined]
@@ -140,8 +149,8 @@ async def test_a_watch_that_has_expired_begins_anew_and_one_that_was_cut_off_goe
         assert (await (await machines.create()).exec("echo anew")).stdout == "anew\n"
 
 
-async def test_what_became_of_a_pod_has_a_type(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_module, "_OUTCOME_S", 100.0)  # of a busy host's cluster
+@pytest.mark.usefixtures("_slow_cluster")
+async def test_what_became_of_a_pod_has_a_type(cluster: FakeKubernetes) -> None:
     async with open_machines(config_for(cluster)) as machines:
         ends: list[tuple[Any, type[MachineLost], str]] = [
             (cluster.node.end_for_memory, MachineOutOfMemory, "lack of memory"),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from owners import ENVIRONMENT, is_alive
 
 from mettle.errors import SandboxError, UserError
+from mettle.runs.ports import free_port
 from mettle.sandbox import Machine, MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
 from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.client.machine import RemoteMachine
@@ -63,9 +65,8 @@ async def test_a_killed_service_is_one_clear_error_and_leaves_no_process(tmp_pat
         running = asyncio.create_task(machine.exec("sleep 300", timeout_s=300))
         job = await machine.start("sleep 300")
         connection = await machine.listen()
-        await asyncio.sleep(0.3)
+        await wait_until(lambda: asyncio.sleep(0, len(watch.descendants(process.pid)) > 4))
         family = watch.descendants(process.pid)
-        assert len(family) > 4
         process.kill()
         error = await raised(running)
         assert type(error) is ServiceLost
@@ -82,6 +83,16 @@ async def test_a_killed_service_is_one_clear_error_and_leaves_no_process(tmp_pat
 @pytest.mark.usefixtures("token")
 async def test_machines_of_a_killed_client_end_with_its_lease(tmp_path: Path) -> None:
     async with serving(tmp_path, lease_s=1.5) as (service, url):
+        now = [time.monotonic()]
+        service.leases.clock = lambda: now[0]
+
+        async def is_heard_of() -> bool:
+            return any(lease.heard == now[0] for lease in service.leases._known.values())
+
+        async def is_given_up() -> bool:
+            now[0] += 1.0
+            return service.register.num_running == 0
+
         client = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-c", CLIENT, url],
             stdout=subprocess.PIPE,
@@ -91,10 +102,12 @@ async def test_machines_of_a_killed_client_end_with_its_lease(tmp_path: Path) ->
             assert client.stdout is not None
             ids = (await asyncio.to_thread(client.stdout.readline)).decode().split()
             assert len(ids) == 2
-            await asyncio.sleep(3.0)
+            for _ in range(3):
+                now[0] += 1.0
+                await wait_until(is_heard_of)
             assert service.register.num_running == 2, "a client that is there keeps its machines beyond the lease"
             client.kill()
-        await wait_until(lambda: asyncio.sleep(0, service.register.num_running == 0))
+        await wait_until(is_given_up)
         async with ServiceClient(url, "MSB_TOKEN") as other:
             assert "has not been heard of" in (await other.show(ids[0]))["why_ended"]
 
@@ -143,8 +156,8 @@ async def test_work_goes_to_the_service_that_is_left_when_one_dies(tmp_path: Pat
             assert by_url == {url, other}, "the less busy of two is taken"
             slow = [judge.judge("import time; time.sleep(1); print(1)", [StdioTest("", "1")]) for _ in range(4)]
             judging = [asyncio.create_task(one) for one in slow]
-            await asyncio.sleep(0.4)
-            assert 0 < service.num_judging < 4
+            await wait_until(lambda: asyncio.sleep(0, service.num_judging > 0))
+            assert service.num_judging < 4
             first.kill()
             results = await asyncio.gather(*judging)
             assert all(result.has_passed for result in results), "a judgement is done again elsewhere"
@@ -163,8 +176,8 @@ async def test_a_service_that_comes_back_is_used_again_and_its_old_machines_are_
     tmp_path: Path,
 ) -> None:
     async with (
-        service_process(tmp_path) as (process, url),
-        open_machines(remote(url, start_timeout_s=20.0)) as machines,
+        service_process(tmp_path, port=free_port()) as (process, url),
+        open_machines(remote(url, start_timeout_s=100.0)) as machines,
     ):
         machine = await machines.create()
         process.kill()
@@ -181,17 +194,19 @@ async def test_a_service_that_comes_back_is_used_again_and_its_old_machines_are_
 
 @pytest.mark.usefixtures("token")
 async def test_a_service_that_is_told_to_end_finishes_what_it_does(tmp_path: Path) -> None:
-    async with service_process(tmp_path, grace_s=5.0) as (process, url), open_machines(remote(url)) as machines:
+    async with service_process(tmp_path, grace_s=60.0) as (process, url), open_machines(remote(url)) as machines:
         machine = await machines.create()
-        running = asyncio.create_task(machine.exec("sleep 1; echo done"))
-        await asyncio.sleep(0.3)
+        running = asyncio.create_task(machine.exec("touch begun; sleep 1; echo done"))
+        await machine.exec("while [ ! -e begun ]; do sleep 0.02; done")
         family = watch.descendants(process.pid)
         process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
-        assert isinstance(await raised(machine.exec("true")), SandboxError), "nothing new is taken"
+        async with asyncio.timeout(100):
+            while (error := await raised(machine.exec("true"))) is None:
+                pass
+        assert isinstance(error, SandboxError), "nothing new is taken"
         assert (await running).stdout == "done\n"
-        assert await asyncio.to_thread(process.wait, 15) == 0
-        assert not any(is_alive(pid) for pid in family)
+        assert await asyncio.to_thread(process.wait, 100) == 0
+        await wait_until(lambda: asyncio.sleep(0, not any(is_alive(pid) for pid in family)))
 
 
 async def test_a_wrong_token_is_the_callers_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
