@@ -276,5 +276,6 @@ INSIDE_MACHINES = {
     "sandbox/zygote/machine.py": "a socket of the machine's network, handed to its owner",
     "sandbox/testing/ports.py": "runs in a machine, for the tests of backends",
     "runs/ports.py": "looks for a free port, and answers nobody",
+    "runs/simulation/judging.py": "a simulated judge, on a socket that is bound to no address",
     "runs/simulation/sandboxes.py": "a simulated service, on a socket that is bound to no address",
 }

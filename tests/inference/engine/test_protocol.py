@@ -161,7 +161,7 @@ def replicated(_: ExitStack, folder: Path, model: PreTrainedModel, renderer: Ren
 
 def vllm_engine(folder: Path, renderer: Renderer, settings: VllmSettings, logs: Path) -> SamplingEngine:
     config = InferenceConfig(
-        model=folder, engine="vllm", vllm=settings, device="cpu", max_slots=8, max_queue=8, max_model_len=256, seed=0
+        model=folder, engine="vllm", vllm=settings, max_slots=8, max_queue=8, max_model_len=256, seed=0
     )
     return open_engine(config, eos_token_ids=renderer.stop_token_ids, decode_text=renderer.visible_text, logs=logs)
 

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from mettle.envs.rubrics.coroutines import HoldMeter, in_a_loop_of_its_own, never_waits, to_its_end
-from mettle.envs.rubrics.deadline import limit_s
 from mettle.envs.rubrics.processes import shared_processes
+from mettle.envs.rubrics.scoring import limit_s
 from mettle.envs.rubrics.stopwatch import Used, held_s, used
 from mettle.envs.rubrics.threads import ThreadLane
 from mettle.envs.rubrics.values import FAILURES, Overrun, Score, failure_of, number_from
