@@ -51,6 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the first round; each one more takes the next")
     parser.add_argument("--until", type=float, help="time to this held-out reward, in place of a number of steps")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
@@ -67,7 +68,7 @@ def main() -> None:
         lags = {"mettle": 1, "against": 1, **{f"lag {lag}": lag for lag in options.lag}}
         others = {**{f"lag {lag}": True for lag in options.lag}, "trl": options.peer, "against": options.against}
         found: dict[str, list[dict[str, float]]] = {"mettle": [], **{name: [] for name in others if others[name]}}
-        for number in range(options.rounds):
+        for number in range(options.seed, options.seed + options.rounds):
             for name in found:
                 folder = Path(scratch) / f"{name.replace(' ', '-')}-{number}"
                 if name != "trl":
@@ -126,7 +127,7 @@ def race(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     recipe.write_text(constant_recipe())
     lags = {"mettle": 1, **{f"lag {lag}": lag for lag in options.lag}}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*lags, *(["trl"] if options.peer else []))}
-    for number in range(options.rounds):
+    for number in range(options.seed, options.seed + options.rounds):
         for name, results in found.items():
             folder = scratch / f"{name.replace(' ', '-')}-{number}"
             if name == "trl":
