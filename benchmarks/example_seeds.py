@@ -163,10 +163,15 @@ def by_example(known: dict[tuple[str, int], dict[str, Any]]) -> list[tuple[str, 
 
 
 def panel_of(example: str, name: str, rows: list[dict[str, Any]]) -> Panel:
-    """Held-out reward by version, one line a seed; the training reward of each, thin."""
+    """Held-out reward by version, a line a seed, of many only best and worst named; the training rewards, thin."""
+    ends = {row["seed"]: row["held_out"][name][-1][1] for row in rows}
+    told = set(ends) if len(ends) <= MAX_TOLD else {min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)}
     held_out = [
-        Line(f"seed {row['seed']}: {row['held_out'][name][-1][1]:.3f}", [point[:2] for point in row["held_out"][name]])
-        for row in rows
+        Line(
+            f"seed {row['seed']}: {ends[row['seed']]:.3f}" if row["seed"] in told else "",
+            [point[:2] for point in row["held_out"][name]],
+        )
+        for row in sorted(rows, key=lambda row: row["seed"] not in told)  # labels stand beside the first lines
     ]
     training = []
     if len(rows[0]["held_out"]) == 1:  # that of several environments is of all of them together
