@@ -8,8 +8,8 @@ from mettle.errors import UserError
 from mettle.inference.engine.families import FAMILIES
 from mettle.runs import network as network_files
 from mettle.runs.config import RunConfig
-from mettle.runs.headers import shapes_in
 from mettle.runs.network import check_network
+from mettle.storage.headers import shapes_in
 from mettle.trainer.adapter import places
 
 ATTENTION = [f"self_attn.{name}_proj" for name in "qkvo"]

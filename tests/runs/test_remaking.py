@@ -12,7 +12,7 @@ from mettle.records.versions import WeightVersion
 from mettle.runs.create import create_run
 from mettle.runs.launch import drive, load_run_config
 from mettle.runs.lock import RunLock
-from mettle.runs.remaking import can_be_made_again
+from mettle.runs.remaking import can_be_made_again, clear
 from mettle.storage.ledger import Ledger
 from mettle.storage.shards import BlockRef
 
@@ -89,6 +89,17 @@ def test_groups_that_were_rolled_out_are_never_cleared(made):
         assert can_be_made_again(run_dir)
         ledger.record_scored(GroupRecord(draw, 0, ()), BlockRef("shard-00000.bin", 0, 1), drop=DropReason.ERRORS)
     assert not can_be_made_again(run_dir)
+
+
+def test_what_was_resumed_between_the_look_and_the_lock_is_never_cleared(made):
+    run_dir = made()
+    fail(run_dir)
+    assert can_be_made_again(run_dir)
+    with closing(Ledger(run_dir.ledger)) as ledger:
+        ledger.publish(WeightVersion(1, "/v1", "sha256:1"))
+    with pytest.raises(UserError, match="has been resumed meanwhile"):
+        clear(run_dir)
+    assert run_dir.ledger.exists()
 
 
 def test_a_warm_up_that_has_begun_is_kept(made, tmp_path):

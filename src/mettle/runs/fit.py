@@ -14,8 +14,8 @@ from mettle.orchestrator.config import FrozenModelConfig
 from mettle.processes.host import free_memory_bytes
 from mettle.processes.loop_thread import LoopThread
 from mettle.runs.config import RunConfig
-from mettle.runs.headers import shapes_of
 from mettle.runs.preflight import GIB
+from mettle.storage.headers import shapes_of
 
 FLOAT_BYTES = 4
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from mettle.errors import UserError
 from mettle.inference.engine.families import FAMILIES
 from mettle.runs.config import RunConfig
-from mettle.runs.headers import shapes_in
+from mettle.storage.headers import shapes_in
 from mettle.trainer.expert_ranks import check_expert_ranks
 from mettle.trainer.presets import PRESETS
 from mettle.trainer.targets import choose_targets

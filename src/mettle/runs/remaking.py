@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 
+from mettle.errors import UserError
 from mettle.records.tasks import TaskState
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.storage.ledger import Ledger
@@ -23,11 +25,8 @@ def can_be_made_again(run_dir: RunDir) -> bool:
     """Whether there is a run here that has failed, is not being resumed, and has done nothing."""
     if not run_dir.ledger.exists():
         return False
-    ledger = Ledger(run_dir.ledger, is_read_only=True)
-    try:
+    with closing(Ledger(run_dir.ledger, is_read_only=True)) as ledger:
         return has_failed_early(run_dir, ledger) and supervisor_pid(run_dir) is None
-    finally:
-        ledger.close()
 
 
 def has_failed_early(run_dir: RunDir, ledger: Ledger) -> bool:
@@ -44,9 +43,13 @@ def has_failed_early(run_dir: RunDir, ledger: Ledger) -> bool:
 def clear(run_dir: RunDir) -> None:
     """Remove what the run had; its ledger last, so that where this is killed it can be done again.
 
-    Raises: UserError when somebody runs it.
+    Raises: UserError when somebody runs it, or has run it since it was looked at.
     """
     with RunLock(run_dir):
+        with closing(Ledger(run_dir.ledger, is_read_only=True)) as ledger:
+            if not has_failed_early(run_dir, ledger):
+                path = run_dir.path
+                raise UserError(f"the run at {path} has been resumed meanwhile; `mettle rl resume {path}` continues it")
         for name in _MADE:
             folder = run_dir.path / name
             if folder.is_symlink():

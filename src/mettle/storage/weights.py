@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mettle.errors import StorageError
+from mettle.errors import StorageError, UserError
 from mettle.records.versions import WeightVersion
 from mettle.storage.files import folder_aside, sha256_file, storage_errors, write_json
+from mettle.storage.headers import tensors_of
 
 WEIGHT_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -103,11 +104,9 @@ def copy_adapter(published: Path, final: Path, *, base: Path) -> Path:
 def _type_of(path: Path) -> str | None:
     """The type of a safetensors file's tensors, by its header; of several the one with most tensors."""
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        types = Counter(entry["dtype"] for name, entry in header.items() if name != "__metadata__")
+        types = Counter(name for name, _ in tensors_of(path).values())
         ((name, _),) = types.most_common(1)
-    except (OSError, ValueError, KeyError, TypeError, MemoryError):
+    except (UserError, ValueError):  # or it has no tensor
         return None
     return _TYPE_NAMES.get(name, str(name))
 
