@@ -72,7 +72,7 @@ class SchedulerConfig(BaseModel):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up; step k of w trains with k / w of the peak."""
     decay_steps: int | None = Field(default=None, ge=1)
-    """Length of the decay at the end of the run; None decays from the end of the warm-up."""
+    """Length of the decay at the end of the run; None, or more than there are, decays from the end of the warm-up."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Where the decay ends, as a share of the peak."""
 
