@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from mettle.cli.logs import follow, tail
 from mettle.cli.rl import split_arguments
+from mettle.runs.lock import RunLock
 from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
 
 
 def test_list_shows_runs_and_names_the_next_command(mettle, run_dir):
@@ -26,6 +28,12 @@ def test_list_shows_runs_and_names_the_next_command(mettle, run_dir):
 def test_list_as_json(mettle, run_dir):
     (row,) = mettle("rl", "list", "--json").json
     assert (row["run"], row["state"], row["max_steps"]) == ("words", "finished", 3)
+
+
+def test_a_run_whose_supervisor_still_writes_its_policy_is_finishing(mettle, run_dir):
+    with RunLock(RunDir(run_dir)):
+        assert [row["state"] for row in mettle("rl", "list", "--json").json] == ["finishing"]
+    assert [row["state"] for row in mettle("rl", "list", "--json").json] == ["finished"]
 
 
 def test_list_of_an_empty_folder_says_how_to_begin(mettle):

@@ -200,8 +200,11 @@ def list_runs(folder: Path = RUNS_FOLDER) -> list[dict[str, Any]]:
 
 
 def live_state(state: str, *, is_supervised: bool) -> str:
-    """What to call a run whose ledger says `state`: without a supervisor nothing is running, whatever it says."""
-    return "interrupted" if state in ("running", "preparing", "stopping") and not is_supervised else state
+    """What to call a run whose ledger says `state`: without a supervisor nothing is running, whatever it says, and with
+    one the last step is trained, but its policy is not written yet."""
+    if is_supervised:
+        return "finishing" if state == "finished" else state
+    return "interrupted" if state in ("running", "preparing", "stopping") else state
 
 
 def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[ProcessSpec]:
